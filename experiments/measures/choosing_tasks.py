@@ -17,7 +17,7 @@ from measures.short_tasks import copying, draw_for
 from scripts.common.results import Unmeasured
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-SYMBOLS = 128  # of keys, and as many of values
+SYMBOLS = 64  # of keys, and as many of values
 IGNORED = -100
 
 
@@ -67,14 +67,18 @@ def texts(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
 def recall(options: argparse.Namespace) -> Task:
     """The value that stood behind each key, among 8 to 64 pairs; the score is the mean over the numbers of pairs, in per cent.
 
-    Associative recall with many queries (Arora et al. 2023, arXiv 2312.04927).
+    Batches have from one pair on, as often 1 to 8 as 8 to 64, and equally many tokens: from many pairs alone, models
+    are slow to find out where to look. Associative recall with many queries (Arora et al. 2023, arXiv 2312.04927).
     """
-    least, most = min(options.pairs), max(options.pairs)
+    if max(options.pairs) > SYMBOLS:
+        raise Unmeasured(f"there are {SYMBOLS} keys; --pairs takes numbers up to that, got {max(options.pairs)}")
+    most, tokens = max(options.pairs), options.recall_batch * options.copy_length
     tests = {n: pairs(torch.Generator().manual_seed(n), options.test_rows, n) for n in options.pairs}
 
     def loss(model: nn.Module, seed: int, step: int) -> Tensor:
         draw = draw_for(seed, step)
-        ids, labels = pairs(draw, options.recall_batch, int(torch.randint(least, most + 1, (), generator=draw)))
+        number = round(most ** torch.rand((), generator=draw).item())
+        ids, labels = pairs(draw, max(1, tokens // (4 * number)), number)
         return model(input_ids=ids, labels=labels, use_cache=False).loss
 
     def measure(model: nn.Module) -> dict[str, float]:

@@ -81,6 +81,13 @@ def test_training_is_that_of_one_process(processes, name):
     check(processes, CASES[name])
 
 
+def test_frames_that_are_cut_within_a_position(processes):
+    case = replace(CASES["transcripts of frames"], lengths=(7, 5, 0, 17))
+    for outcome in processes.outcomes(on_rank, case):
+        assert outcome.kind == "ValueError"
+        assert "got stretches that begin at [0, 7, 12, 12]" in outcome.message
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_labels_of_packed_documents(processes, causal):
     check(processes, Model("TarnnForSequenceClassification", packed="cu_seqlens", config=(("causal", causal),)))

@@ -59,7 +59,7 @@ SOFTMAX = {
     "all three": {"attention": ["softmax", "none", "linear"], "num_hidden_layers": 3, "position": "none"},
 }
 KINDS = {**LINEAR, "paper": {}, **SOFTMAX}
-UNFUSED = {  # which have no fused step
+UNFUSED = {  # which the tests of the fused step leave out
     "recurrent": {"attention": ["gated_delta", "mamba2", "rwkv7", "softmax"], "num_hidden_layers": 4, "decay": "token"},
     "convolved": {"conv_kernel": 4, "position": "none", "decay": "token"},
     "convolved hybrid": {"attention": ["softmax", "linear"], "conv_kernel": 3, "position": "none"},

@@ -115,8 +115,9 @@ def attend_stretch(
         attend = _Attend(op, feature_map, options)
         before = attend(given.part(slice(0, 0)), nobody, state)[1]
     facts: dict[str, Any] = {"the op": "hybrid_attention", "gradients": torch.is_grad_enabled(), "state": repr(state)}
-    facts |= {name: looks(x, 1 if name in ("key_mask", "global_tokens") else 2) for name, x in given._asdict().items()}
-    facts |= {f"{name}=": looks(x) for name, x in options.items()} | {"feature_map": repr(feature_map)}
+    facts |= {name: looks(x) for name, x in options.items()} | {"feature_map": repr(feature_map)}
+    axes = {"key_mask": 1, "global_tokens": 1}
+    facts |= {name: looks(x, axes.get(name, 2)) for name, x in given._asdict().items() if x is not None}
     stretch = Stretch.agreed(ranks, given.q.shape[2], cu_seqlens, facts)
     if not causal:
 
