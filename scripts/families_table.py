@@ -76,6 +76,12 @@ experts), Mamba-2 and OLMo-hybrid, trained with tarnn and saved by `save_pretrai
 Padding behind a text and packed rows (`position_ids` that start anew, `cu_seq_lens_q` or `seq_idx`, as transformers' flattening
 collator makes them) are compared with the rows one by one, packed rows in gradients too. transformers has neither on a CPU.
 
+**Assisted generation** (an assistant, or `prompt_lookup_num_tokens`) gives the text that each model writes alone, in float32, and
+`cache.crop(-n)` forgets up to 64 tokens that were read since `cache.activate_past_recording()`: all families but MiniMax,
+RecurrentGemma and xLSTM, whose states are not in a cache of transformers' own. It refuses assistance for those, and for all
+elsewhere than on a CPU. In 16 bits the text may differ where two tokens are nearly as likely, as with any model: several tokens are
+multiplied at once.
+
 | family | layer | computed by | padding behind a text | packed rows |
 |---|---|---|---|---|
 {chr(10).join(rows)}

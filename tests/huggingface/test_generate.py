@@ -179,3 +179,8 @@ def test_assisted_decoding_makes_the_same_tokens(make_model, ids, how):
             warnings.simplefilter("ignore")  # transformers' own, about its own arguments
             got = model.generate(x, **greedy, **choice)
         assert torch.equal(got, model.generate(x, **greedy))
+
+
+def test_an_assistant_with_another_vocabulary_is_refused(make_model, ids):
+    with pytest.raises(ValueError, match="different tokenizers"):
+        make_model().generate(ids(1, 5), assistant_model=make_model(vocab_size=50), max_new_tokens=4)

@@ -146,7 +146,7 @@ def drawn(number: int) -> Hybrid:
 
 def excess(number: int) -> float:
     """The largest error over what may be: twice that of the definition computed in the wide dtype and rounded, and a unit in the
-    last place; √e units more for gradients, since that of a weight is the difference of two sums of e products. Errors are
+    last place; 3 √e units more for gradients, since that of a weight is the difference of two sums of e products. Errors are
     norms, over the norm of what is right (of gradients: of all of them). One naive error may be small by luck: where ours is
     beyond it, the largest of eight more counts, of calls whose inputs differ in the last place."""
     call = drawn(number)
@@ -168,7 +168,7 @@ def excess(number: int) -> float:
         rounded = [x.to(y.dtype) for x, y in zip(by_definition(naive, sent), ours)]
         allowed = [max(pair) for pair in zip(allowed, errors(rounded, right))]
         units = [(1000 if x.dtype == torch.float64 else 1) * torch.finfo(x.dtype).eps for x in ours]
-        units = [unit * (1 if i < 2 else 1 + e**0.5) for i, unit in enumerate(units)]
+        units = [unit * (1 if i < 2 else 1 + 3 * e**0.5) for i, unit in enumerate(units)]
         worst = max(mine / (2 * naive + unit) for mine, naive, unit in zip(errors(ours, right), allowed, units))
         if worst <= 1:
             break
