@@ -127,7 +127,7 @@ def test_a_long_prompt_is_read_by_all(processes, name):
     check(processes, replace(case, masked=not case.masked, lengths=(3, 9)))
 
 
-@pytest.mark.parametrize("name", ["rotated features", "half of the layers softmax", "convolutions", "gated delta rule"])
+@pytest.mark.parametrize("name", ["rotated features", "half of the layers softmax", "convolutions", "recurrences"])
 def test_each_rank_generates_behind_a_prompt_that_all_read(processes, name):
     case = replace(CASES[name], labels=False, masked=False)
     options = {"max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.3}

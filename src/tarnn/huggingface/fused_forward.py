@@ -5,14 +5,14 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
-from typing import Any, cast
+from typing import Any, cast, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from tarnn.attention.rotary import positions_in
 from tarnn.decoding.fused import FusedStep
@@ -70,7 +70,7 @@ class FusedForward:
         if self.warmup_tokens > num_tokens // PROMPT_TOKENS:
             self.warmup_tokens -= num_tokens == 1
             return None
-        position = first_positions(position_ids, attention_mask, cache.get_seq_length(), input_ids)
+        position = first_positions(position_ids, attention_mask, self.past(cache), input_ids)
         if position is None or (step := self._step_for(cache)) is None:
             return None
         self.warmup_tokens = 0
@@ -93,6 +93,10 @@ class FusedForward:
     def make_step(self, weights: str) -> FusedStep:
         """Raises Refusal where there is none."""
         return FusedStep(cast(nn.Module, self.model), weights, MOST_PLACES)
+
+    def past(self, cache: Cache) -> int:
+        """How many tokens it has seen, padding included, as masks count them."""
+        return cache.get_seq_length()
 
     def knows(self, cache: Cache) -> bool:
         """Whether it is a cache of this model, which may be written."""
@@ -132,7 +136,7 @@ class FusedForward:
             return False
         if attention_mask is None:
             return True
-        whole = (len(input_ids), cache.get_seq_length() + input_ids.shape[1])
+        whole = (len(input_ids), self.past(cache) + input_ids.shape[1])
         return attention_mask.shape == whole and bool(attention_mask[:, -1].all())
 
     def _step_for(self, cache: Cache) -> FusedStep | None:
@@ -176,6 +180,8 @@ def first_positions(
 def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[..., Any]:
     """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
     names = [name for name in signature(forward).parameters if name != "self"]
+    of_cache = "cache_params" if "cache_params" in names else "past_key_values"
+    made = _output_of(forward)
 
     @can_return_tuple
     @wraps(forward)
@@ -183,18 +189,20 @@ def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[.
         if (fused := active(self)) is not None:
             given = {**dict(zip(names, args)), **kwargs}
             ids, mask, positions = (given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids"))
-            cache, keep, _ = (
-                given.pop("past_key_values", None),
-                given.pop("logits_to_keep", 0),
-                given.pop("use_cache", None),
-            )
+            cache, keep, _ = (given.pop(of_cache, None), given.pop("logits_to_keep", 0), given.pop("use_cache", None))
             logits = None if isinstance(keep, Tensor) else fused(ids, mask, positions, cache, given, keep)
             if logits is not None:
-                return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+                return made(**{"logits": logits, of_cache: cache})
         return forward(self, *args, **kwargs)
 
     cast(Any, asks).maker = maker
     return asks
+
+
+def _output_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The class of what it puts out."""
+    kinds = get_args(forward.__annotations__.get("return"))
+    return next((x for x in kinds if isinstance(x, type) and issubclass(x, ModelOutput)), CausalLMOutputWithPast)
 
 
 def entering(

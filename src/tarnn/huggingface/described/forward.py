@@ -9,7 +9,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from tarnn.attention.mamba2 import Mamba2State
 from tarnn.decoding.fused import FusedStep
+from tarnn.huggingface.described import classes_of
 from tarnn.huggingface.fused_forward import MOST_PLACES, SMALLEST_CACHE, FusedForward, asking, entering
 from tarnn.huggingface.patching.undo import UndoingLayer
 from tarnn.ops import KVCache, State
@@ -36,31 +38,37 @@ class DescribedForward(FusedForward):
         self._mask: Tensor | None = None
 
     def __call__(self, input_ids, attention_mask, position_ids, cache, extra_inputs, logits_to_keep=0) -> Tensor | None:
-        self._mask = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
+        if cache is not None and attention_mask is not None and input_ids is not None and _is_linear(cache):
+            attention_mask = attention_mask[:, -input_ids.shape[1] :]  # of what it holds nobody asks any more
+        masked = attention_mask is not None and not bool(attention_mask.all())
+        if masked and _has_gaps(cache, attention_mask, input_ids):
+            return None  # what `forward` refuses
+        self._mask = attention_mask.bool() if masked and not _is_linear(cache) else None
         return super().__call__(input_ids, attention_mask, position_ids, cache, extra_inputs, logits_to_keep)
 
     def make_step(self, weights: str) -> FusedStep:
-        from tarnn.huggingface.described.gated_delta import CLASSES
-
-        return FusedStep(self.model, weights, MOST_PLACES, CLASSES)
+        return FusedStep(self.model, weights, MOST_PLACES, classes_of(self.model))
 
     def knows(self, cache: Cache) -> bool:
         if type(cache) is not DynamicCache or cache.offloading:
             return False
-        if {_kind(x) for x in cache.layers} != {DynamicLayer, LinearAttentionLayer}:
+        if not {_kind(x) for x in cache.layers} <= {DynamicLayer, LinearAttentionLayer}:
             return False
         there = [_tensors(x) for x in cache.layers]
         plain = all(x.dtype == torch.float32 and x.is_cpu for tensors in there for x in tensors)
         recording = any(getattr(x, "record_past", False) for x in cache.layers)
         return len({bool(x) for x in there}) == 1 and plain and not recording
 
+    def past(self, cache: Cache) -> int:
+        return 0 if _is_linear(cache) else super().past(cache)
+
     def states(self, step: FusedStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         written = self._written.pop(cache, None)
-        past = cache.get_seq_length()
+        past = self.past(cache)
         mask = None if self._mask is None else self._mask[:, :past]
         if written is not None and _same(written, cache, mask):
             return tuple(_with_room(x, num_tokens) for x in written.states)
-        if past == 0:
+        if not _tensors(cache.layers[0]):
             new = (x.map(lambda y: torch.zeros(rows, *y.shape[1:], device="cpu")) for x in step.new_row)
             return tuple(_with_room(x, num_tokens) for x in new)
         return tuple(_with_room(_state_of(x, y, mask), num_tokens) for x, y in zip(cache.layers, step.new_row))
@@ -73,6 +81,16 @@ class DescribedForward(FusedForward):
 def _kind(x: Any) -> type:
     """The class of a cache's layer, as transformers has it."""
     return type(x).__bases__[0] if isinstance(x, UndoingLayer) else type(x)
+
+
+def _is_linear(cache: Any) -> bool:
+    """Whether it has no keys and values, and so counts no tokens."""
+    return all(_kind(x) is LinearAttentionLayer for x in cache.layers)
+
+
+def _has_gaps(cache: Any, mask: Tensor, ids: Tensor) -> bool:
+    """Whether there is padding among tokens that go on with a cache."""
+    return bool(_tensors(cache.layers[0])) and not bool(mask[:, -ids.shape[1] :].all())
 
 
 def _tensors(layer: Any) -> tuple[Tensor, ...]:
@@ -100,9 +118,8 @@ def _state_of(layer: Any, like: Any, mask: Tensor | None) -> State:
         state = KVCache.empty(rows, heads, length + SMALLEST_CACHE, d, values.shape[3])
         return state.append(keys, values, None if mask is None or mask.all() else mask, inplace=True)
     tokens, S = _tensors(layer)
-    return type(like)(
-        S.clone(memory_format=torch.contiguous_format), tokens.mT.clone(memory_format=torch.contiguous_format)
-    )
+    S = S.mT if isinstance(like, Mamba2State) else S
+    return type(like)(*(x.clone(memory_format=torch.contiguous_format) for x in (S, tokens.mT)))
 
 
 def _with_room(state: Any, num_tokens: int) -> State:
@@ -117,7 +134,8 @@ def _give(layer: Any, state: Any) -> tuple[Tensor, ...]:
         layer.keys, layer.values, _ = state.used()
         layer.is_initialized, layer.dtype, layer.device = True, layer.keys.dtype, layer.keys.device
         return _tensors(layer)
-    layer.conv_states[0], layer.recurrent_states[0] = state.tokens.mT, state.S
+    layer.conv_states[0] = state.tokens.mT
+    layer.recurrent_states[0] = state.S.mT if isinstance(state, Mamba2State) else state.S
     layer.conv_kernel_size[0] = state.tokens.shape[1]
     layer.dtype, layer.device = state.tokens.dtype, state.tokens.device
     for begun in (layer.has_previous_state, layer.is_conv_states_initialized, layer.is_recurrent_states_initialized):

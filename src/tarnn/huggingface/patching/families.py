@@ -143,9 +143,9 @@ def _described(name: str, module: str, layer: str, short: str, model: str, route
     )
 
 
-def _mamba_head(name: str, arguments: str) -> tuple[Hook, ...]:
+def _mamba_head(name: str, arguments: str, *asks: Callable[[Callable], Callable]) -> tuple[Hook, ...]:
     return (
-        Hook(f"{name}.forward", _composed(head_with_one_name, head_with_packed_rows), arguments),
+        Hook(f"{name}.forward", _composed(head_with_one_name, *asks, head_with_packed_rows), arguments),
         Hook(f"{name}.prepare_inputs_for_generation", inputs_by_one_name, PREPARED),
         Hook(f"{name}._assisted_decoding", decoding_by_one_name, ASSISTED),
     )
@@ -162,7 +162,10 @@ def _inkling(name: str) -> tuple[Hook, ...]:
     return _layer(f"{name}ShortConvolution", arguments, mask="conv_mask"), _model(f"{name}TextModel")
 
 
-_MAMBA_2 = _mamba_head("Mamba2ForCausalLM", MAMBA_HEAD)
+_MAMBA_2 = (
+    *_mamba_head("Mamba2ForCausalLM", MAMBA_HEAD, described_head),
+    Hook("Mamba2ForCausalLM.generate", described_generate, GENERATE),
+)
 
 FAMILIES = (
     _described(

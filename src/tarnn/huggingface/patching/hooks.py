@@ -61,7 +61,7 @@ def with_globals(function: Callable, names: Mapping[str, Any]) -> Callable:
         within = with_globals(inner, names)
         cells = tuple(types.CellType(within) if cell.cell_contents is inner else cell for cell in cells or ())
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
-    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, function.__annotations__
     if inner is not None:
         copy.__wrapped__ = within  # type: ignore[attr-defined]
     return copy
