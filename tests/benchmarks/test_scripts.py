@@ -35,6 +35,7 @@ OPTIONS = {
     "gpu_attention": ["--dry-run", "--quick"],
     "gpu_decode": ["--dry-run", "--quick"],
     "low_rank": ["--quick"],
+    "one_call": ["--quick", "--families", "Mamba-2", "--layers", 1, "--prompt", 8],
     "prefill": ["--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
     "products": ["--quick"],
@@ -42,7 +43,7 @@ OPTIONS = {
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }
-NEED_KERNELS = {"decode_baselines", "fused_step", "generate", "prefill"}
+NEED_KERNELS = {"decode_baselines", "fused_step", "generate", "one_call", "prefill"}
 
 
 @pytest.fixture(autouse=True)
