@@ -112,7 +112,8 @@ class SafeTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """The loss of this process's part of a step; the mean of all processes' is that of all targets."""
-        return self.task.loss(model, self.stretches.cut(inputs), num_items_in_batch)
+        part = self.stretches.cut(inputs)  # a task without targets need not know of counts
+        return self.task.loss(model, part, *([] if num_items_in_batch is None else [num_items_in_batch]))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         with self.stretches.together():
