@@ -98,8 +98,8 @@ def test_assisted_generation_gives_the_same_text(name, rejected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATING)
-def test_assisted_generation_gives_the_same_text_for_200_prompts(name):
-    assert_same_text(name, 200)
+def test_assisted_generation_gives_the_same_text_for_many_prompts(name):
+    assert_same_text(name, 200 if name in ("Qwen3-Next", "Mamba-2") else 20)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])

@@ -44,11 +44,14 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
         torch.set_num_threads(settings.threads)
     from tarnn.training.checkpoints import latest
     from tarnn.training.interruption import InterruptedRun
+    from tarnn.training.processes import part
     from tarnn.training.run import train as train_run
 
     try:
         result = train_run(settings, started=started)
+        part()
     except InterruptedRun as stop:
+        part()
         if os.environ.get("RANK", "0") == "0":
             print(f"tarnn: {stop}, saved; the same command with --resume goes on", file=sys.stderr)
         raise Exit(stop.exit_code) from None

@@ -92,6 +92,12 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
 
 
+def part() -> None:
+    """Leave the others, at the end of a command: threads of torch's that outlive Python can end a process with an error."""
+    if distributed():
+        torch.distributed.destroy_process_group()
+
+
 def of_process() -> str:
     """Return "process 1 of 4: ", and nothing where there is one."""
     if not distributed() or torch.distributed.get_world_size() == 1:
