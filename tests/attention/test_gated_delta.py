@@ -61,6 +61,7 @@ def test_it_needs_an_order(how):
         GatedDeltaAttention(HIDDEN, 2, head_dim=DIM, **how)
 
 
+@pytest.mark.refusals
 @pytest.mark.parametrize("width", [0, 32, 2.0, True])
 def test_a_width_of_filters(width):
     with pytest.raises(ValueError, match=r"filter_width.*from 1 to 31"):

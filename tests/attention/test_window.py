@@ -70,6 +70,7 @@ def test_a_decoder_generates_from_a_state_of_constant_size():
     assert "layers.0.attention (WindowAttention) does not describe itself" in refusal(model, anywhere=True)
 
 
+@pytest.mark.refusals
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -201,6 +201,7 @@ def test_both_derivatives(decay, packed):
     assert torch.autograd.gradgradcheck(f, tensors, fast_mode=True)
 
 
+@pytest.mark.compile
 @pytest.mark.thorough
 @pytest.mark.one_path
 @pytest.mark.parametrize("packed", [False, True])
