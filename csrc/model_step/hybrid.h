@@ -23,12 +23,13 @@ inline Index most_parts(const Layer& l, Index g, Index most_slots) {
 /// What a thread has for the features of r queries and of the key that leaves the window, and for the sums they meet.
 struct FarBuffers {
   Index ldx, ldf;
-  float *x, *u, *phi_q, *phi_k, *keep, *z, *units, *scale, *far;
+  float *x, *u, *phi_q, *phi_k, *keep, *z, *units, *scale, *far, *v;
   FarBuffers(Scratch& scratch, Index r, Index d, Index ldx, Index ldf) : ldx(ldx), ldf(ldf) {
     x = scratch.take<float>(r * ldx);
     for (float** at : {&u, &phi_q}) *at = scratch.take<float>(r * ldf);
     for (float** at : {&phi_k, &keep, &z, &units}) *at = scratch.take<float>(ldf);
-    scale = scratch.take<float>(r), far = scratch.take<float>(whole<float>(d));
+    scale = scratch.take<float>(r);
+    for (float** at : {&far, &v}) *at = scratch.take<float>(whole<float>(d));
   }
 };
 
@@ -57,9 +58,11 @@ class RingHead {
     const Index filled = smaller(t_.count + 1, x_.room), blocks = key_blocks(filled), size = partial_size(t_.d);
     const bool leaves = f_ > 0 && t_.count >= x_.room, sees = leaves && t_.count < x_.far_until;
     if (leaves) {
+      clear(at_.v + t_.d, whole<float>(t_.d) - t_.d);  // in whole vectors, as a row of the ring is not
+      std::memcpy(at_.v, values_ + room_ * t_.d, sizeof(float) * static_cast<std::size_t>(t_.d));
       leave();
       if (sees) see_far(partial + blocks * size, ldp);
-      else update_state(f_, t_.d, at_.keep, at_.phi_k, values_ + room_ * t_.d, at_.phi_k, S_, S_, at_.far);
+      else update_state(f_, t_.d, at_.keep, at_.phi_k, at_.v, at_.phi_k, S_, S_, at_.far);
     }
     std::memcpy(keys_ + room_ * t_.d, t_.k, sizeof(float) * static_cast<std::size_t>(t_.d));
     std::memcpy(values_ + room_ * t_.d, t_.v, sizeof(float) * static_cast<std::size_t>(t_.d));
@@ -109,7 +112,7 @@ class RingHead {
       else std::fill(phi + f_, phi + n, 0.f);
       partial[0] += at_.scale[r] + x_.far_bias[t_.query + r] + unit, partial[1] = dot(phi, at_.z, n);
       if (r) read_columns(f_, t_.d, S_, phi, partial + 2);
-      else update_state(f_, t_.d, at_.keep, at_.phi_k, values_ + room_ * t_.d, phi, S_, S_, partial + 2);
+      else update_state(f_, t_.d, at_.keep, at_.phi_k, at_.v, phi, S_, S_, partial + 2);
       if (!(partial[1] <= least_sum_of_weights)) continue;  // a NaN goes on
       partial[0] = minus_infinity<float>, partial[1] = 0;
       clear(partial + 2, whole<float>(t_.d));
