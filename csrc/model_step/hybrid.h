@@ -13,9 +13,9 @@ namespace TARNN_ISA {
 constexpr float least_sum_of_weights = 1e-30f;
 
 /// How many parts a query has at most; most_slots: of new keys.
-inline Index most_parts(const Layer& l, Index g, Index most_slots) {
+inline Index most_parts(const Layer& l, Index most_slots) {
   const bool hybrid = l.attention == Attention::hybrid;
-  const bool keeps_all = l.attention == Attention::softmax || (hybrid && l.hybrid.heads_with(Reach::exact, g));
+  const bool keeps_all = l.attention == Attention::softmax || (hybrid && l.hybrid.exact_heads);
   const Index of_cache = keeps_all ? key_blocks(l.cache.length + most_slots) : 0, of_ring = hybrid ? key_blocks(l.hybrid.room) + 1 : 0;
   return of_cache > of_ring ? of_cache : of_ring;
 }

@@ -30,7 +30,7 @@ Index largest_of_layers(const Stack& s, F f) {
 
 /// Parts of a query in the layer that has most, the new keys included.
 Index most_parts_of_all(const Stack& s) {
-  return largest_of_layers(s, [&](const Layer& l) { return most_parts(l, s.g, s.most_slots); });
+  return largest_of_layers(s, [&](const Layer& l) { return most_parts(l, s.most_slots); });
 }
 
 /// The activations of some rows: x is what the residuals add up to.
@@ -384,7 +384,7 @@ class Sweep {
 
   /// Where the parts of a query lie.
   float* parts(const Layer& l, Index row, Index head, Index r) const {
-    return at_.parts + row * at_.ld_parts + (head * r_ + r) * most_parts(l, s_.g, s_.most_slots) * partial_size(s_.d);
+    return at_.parts + row * at_.ld_parts + (head * r_ + r) * most_parts(l, s_.most_slots) * partial_size(s_.d);
   }
 
   /// q and k, normed and rotated.

@@ -59,6 +59,7 @@ void read_hybrid(Plan& plan, const Stack& s, Layer& l) {
   x.far_until = *plan.place<Index>("where features end", 1, true);
   x.log_features = plan.flag("whether features are logarithms");
   x.reach = plan.numbers("how far a head reaches", s.g, 0, static_cast<Index>(Reach::exact));
+  x.exact_heads = x.heads_with(Reach::exact, s.g);
   x.features.heads = x.heads_with(Reach::features, s.g), x.window.heads = x.heads_with(Reach::window, s.g);
   if (x.features.heads == 0) return;
   l.features = read_features(plan, s, x.features.heads), x.of_keys = read_features(plan, s, x.features.heads);

@@ -99,7 +99,8 @@ struct Hybrid {
   Index room, sinks;      // sinks and window together
   Index far_until;        // the first place in a sequence whose query sees no features
   bool log_features;      // features are logarithms, and each has a maximum of its own
-  const Index* reach;     // (g)  the `Reach` of each key head
+  const Index* reach;     // (g)  the `Reach` of each key head; lies in the plan, which a helper that comes late may outlive
+  Index exact_heads;      // so many reach all keys
   FeatureMap of_keys;
   const float* far_bias;  // (h)
   Ring features, window;
