@@ -119,13 +119,13 @@ class Sweep {
   /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x), or x + norm(f(x)); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
     if (l.attention == Attention::rwkv7) make_of_mixtures(l.rwkv7);
-    else multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [&](Index i) {
+    else if (l.attention != Attention::filters) multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [&](Index i) {
       if (l.whole_norms && l.q_gain) norm_head(query(i, 0), s_.h * s_.d, l.q_gain, 1e-6f);
       if (l.whole_norms && l.k_gain) norm_head(key(i, 0), s_.g * s_.d, l.k_gain, 1e-6f);
     });
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
-    if (l.filters.width) filter(l);
-    if (l.attention == Attention::softmax) attend_cache(l, then);
+    if (l.attention == Attention::filters) filter(l, at_.heads, at_.ld_heads, then);
+    else if (l.attention == Attention::softmax) attend_cache(l, then);
     else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
     else if (l.attention == Attention::hybrid) over_states(s_.g, [&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
     else if (l.attention == Attention::ssd) scan(l, then);
@@ -191,16 +191,22 @@ class Sweep {
     });
   }
 
-  void filter(const Layer& l) {
-    const Index kept = l.filters.kept * l.filters.channels;
-    over_states((l.filters.channels + panel - 1) / panel, [&](Index row, Index rows, Index i) {
-      filter_channels(l.filters, qkv(row), at_.ld_qkv, rows, l.filters.tokens + s_.sequence(begin_ + row) * kept, i * panel, smaller((i + 1) * panel, l.filters.channels));
-    }, [](Index) {});
+  /// Rows of `x` in place; of a layer that filters its own input, these are put there first.
+  template <typename G>
+  void filter(const Layer& l, float* x, Index ld, G then) {
+    const Filters& f = l.filters;
+    over_states((f.channels + panel - 1) / panel, [&](Index row, Index rows, Index i) {
+      const Index begin = i * panel, end = smaller(begin + panel, f.channels);
+      for (Index j = row; l.attention == Attention::filters && j < row + rows; ++j)
+        std::memcpy(x + j * ld + begin, stream() + j * at_.ld + begin, bytes(end - begin));
+      filter_channels(f, x + row * ld, ld, rows, f.tokens + s_.sequence(begin_ + row) * f.kept * f.channels, begin, end);
+    }, then);
   }
 
   template <typename G>
   void scan(const Layer& l, G then) {
     const Ssd& x = l.ssd;
+    filter(l, at_.qkv, at_.ld_qkv, [](Index) {});
     over_states(x.heads, [&](Index row, Index rows, Index head) {
       float* S = x.S + s_.sequence(begin_ + row) * x.inner() * x.n;
       scan_head(x, head, qkv(row), at_.ld_qkv, rows, S, at_.heads + row * at_.ld_heads, at_.ld_heads, own_.ssd);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "model_step/delta_plan.h"
+#include "model_step/filters_plan.h"
 #include "model_step/rwkv7_plan.h"
 #include "model_step/ssd_plan.h"
 
@@ -106,13 +107,14 @@ void read_mlp(Plan& plan, const Stack& s, Layer& l) {
 
 Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
   Layer l{};
-  l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::hybrid)));
+  l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::filters)));
   l.normed_inside = plan.flag("the place of a layer's norms");
   l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
   read_mlp(plan, s, l);
   if (l.attention == Attention::delta) read_delta(plan, s, l);
   else if (l.attention == Attention::ssd) read_ssd(plan, s, l);
   else if (l.attention == Attention::rwkv7) read_rwkv7(plan, s, l);
+  else if (l.attention == Attention::filters) read_filters(plan, s, l);
   else read_attention(plan, s, rotations, l);
   return l;
 }

@@ -32,7 +32,7 @@ struct FeatureMap {
   Index omega_panels() const { return (m + panel - 1) / panel; }
 };
 
-enum class Attention { linear, softmax, none, delta, ssd, rwkv7, hybrid };
+enum class Attention { linear, softmax, none, delta, ssd, rwkv7, hybrid, filters };
 enum class Mlp { none, gelu, swiglu, squared_relu };
 enum class Decay { none, head, token, channel };
 
@@ -120,7 +120,7 @@ struct Rotation {
 
 constexpr Index most_filter_width = 32;
 
-/// Filters along time of the first channels of `qkv`, each followed by silu: weights [width][channels], the oldest token's first, both
+/// Filters along time of the first channels of `qkv`, or of what Attention::filters reads, each followed by silu: weights [width][channels], the oldest token's first, both
 /// in whole panels, and the last tokens of each sequence, `kept` ≥ width − 1. Width 0: there are none.
 struct Filters {
   Index width, kept, channels;
