@@ -36,6 +36,7 @@ struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
 struct LowRankKernels;      // delta/problem.h
 struct StackKernel;         // model_step/stack.h
+struct PackKernel;          // model_step/packing.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h
 struct ScanKernels;         // scan/problem.h
@@ -48,6 +49,7 @@ struct Kernels {
   const DeltaKernels* delta;
   const LowRankKernels* low_rank;
   const StackKernel* stack;
+  const PackKernel* pack;
   const ElementwiseKernels* elementwise;
   const ConvolutionKernels* convolution;
   const ScanKernels* scan;

@@ -20,6 +20,7 @@ import proteins
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measures.protein_models import ATTENTION, PAPER, build, folder_of, ids_of
 from measures.residues import agreement, attention_to_residues, closest, read_matrix, similarity
 
 from scripts.common.options import parse
@@ -33,7 +34,7 @@ SHOWN = ("bidirectional", "Performer-ReLU")  # in the figure
 
 
 def main() -> int:
-    lists = {"only": list(proteins.ATTENTION), "directions": list(proteins.PAPER)}
+    lists = {"only": list(ATTENTION), "directions": list(PAPER)}
     options = parse(
         __file__,
         __doc__,
@@ -53,10 +54,10 @@ def measure(options, results: dict[str, Any], keep) -> None:
     results["BLOSUM62"] = {"closest": closest(blosum), "matrix": blosum.tolist()}
     for direction in options.directions:
         for name in options.only:
-            path = proteins.folder_of(direction, name, options) / "checkpoint.pt"
+            path = folder_of(direction, name, options) / "checkpoint.pt"
             if not path.exists():
                 raise Unmeasured(f"{path} is not there; experiments/proteins.py makes it, with the same settings.")
-            model, found = proteins.build(direction, name, options).eval(), {}
+            model, found = build(direction, name, options).eval(), {}
             more = {"use_cache": False} if model.config.causal else {}
             for when in ("before", "after"):
                 if when == "after":
@@ -94,12 +95,12 @@ def report(options, facts, results: dict[str, Any]) -> str:
 def figure(options, facts, results: dict[str, Any]):
     """Both similarities, and the attention of a trained model to BPT1_BOVIN, head by head, in its last layer."""
     direction, name = SHOWN if ", ".join(SHOWN) in results else list(results)[-1].split(", ")
-    model = proteins.build(direction, name, options).eval()
-    path = proteins.folder_of(direction, name, options) / "checkpoint.pt"
+    model = build(direction, name, options).eval()
+    path = folder_of(direction, name, options) / "checkpoint.pt"
     model.load_state_dict(torch.load(path, weights_only=True)["model"])
     protein = next(read_proteins(options.data / "BPT1_BOVIN.fasta"))
     more = {"use_cache": False} if model.config.causal else {}
-    weights = attention_maps(model, input_ids=torch.from_numpy(proteins.ids_of(protein))[None], **more)[-1].weights()[0]
+    weights = attention_maps(model, input_ids=torch.from_numpy(ids_of(protein))[None], **more)[-1].weights()[0]
     made, axes = panels(2 + min(4, len(weights)), f"{direction} {name}", width=3.4, height=3.8)
     for one, matrix, title in (
         (axes[0], results[f"{direction}, {name}"]["after"]["matrix"], "similarity by attention"),

@@ -15,20 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import proteins
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rival_table import in_turns
+from measures.protein_models import ATTENTION, SEED_STRIDE, Data, build, end_to_end, folder_of, logits_of, mean_loss
 
-from scripts.common.loop import train_in_parts
+from scripts.common.loop import in_turns, train_in_parts
 from scripts.common.options import parse
 from scripts.common.plots import label, line, panels
 from scripts.common.results import Unmeasured, run
-from scripts.common.tables import markdown, page
+from scripts.common.tables import markdown, mean_and_error, page
 
 FULL = {
     "minutes": 45.0,
@@ -61,7 +60,7 @@ PAPER = {"softmax": 19, "Performer-ReLU": 24}
 
 
 def main() -> int:
-    lists = {"only": list(proteins.ATTENTION)}
+    lists = {"only": list(ATTENTION)}
     about = {
         "data": "the folder of the sequences",
         "runs": "where the runs are kept",
@@ -77,7 +76,7 @@ def measure(options, results: dict[str, Any], keep) -> None:
     if options.data is None:
         raise Unmeasured("--data FOLDER says where the sequences are.")
     data = proteins.split(options)
-    ids = np.concatenate([np.append(row, proteins.TOKENS.eos_token_id) for row in data.test])
+    ids = end_to_end(data.test)
     count = min(options.test_rows, len(ids) // options.context)
     rows = torch.from_numpy(ids[: count * options.context].reshape(count, options.context))
     runs = {(name, seed): training(name, seed, data, rows, options) for seed in options.seeds for name in options.only}
@@ -88,15 +87,13 @@ def measure(options, results: dict[str, Any], keep) -> None:
             keep()
 
 
-def training(name: str, seed: int, data: proteins.Data, rows: Tensor, options):
+def training(name: str, seed: int, data: Data, rows: Tensor, options):
     """One run, in parts."""
     seconds = 60 * options.minutes
     return train_in_parts(
-        proteins.folder_of("unidirectional", name, options, seed),
-        proteins.build("unidirectional", name, options, seed),
-        lambda model, step: proteins.mean_loss(
-            "unidirectional", model, data, options, step + proteins.SEED_STRIDE * seed
-        ),
+        folder_of("unidirectional", name, options, seed),
+        build("unidirectional", name, options, seed),
+        lambda model, step: mean_loss("unidirectional", model, data, options, step + SEED_STRIDE * seed),
         seconds,
         unit="seconds",
         every=seconds / options.looks,
@@ -110,7 +107,7 @@ def evaluate(model, rows: Tensor) -> dict[str, float]:
     """Of rows that were not trained on, the residues behind the first: how many are guessed right, in per cent, and nats."""
     nats, right, number = 0.0, 0, 0
     for row in rows:
-        logits, targets = proteins.logits_of(model, row[None, :-1])[0], row[1:]
+        logits, targets = logits_of(model, row[None, :-1])[0], row[1:]
         nats += float(cross_entropy(logits, targets, reduction="sum"))
         right += int((logits.argmax(-1) == targets).sum())
         number += len(targets)
@@ -121,7 +118,9 @@ def report(options, facts, results: dict[str, Any]) -> str:
     table = []
     for name, seeds in results.items():
         ends = [one["curve"][-1] for one in seeds.values()]
-        row = [over_seeds([end[what] for end in ends], digits) for what, digits in (("accuracy", 1), ("nats", 3))]
+        row = [
+            mean_and_error([end[what] for end in ends], form) for what, form in (("accuracy", ".1f"), ("nats", ".3f"))
+        ]
         steps = statistics.mean(one["steps"] for one in seeds.values())
         table.append([name, len(seeds), f"{steps:,.0f}", *row, PAPER.get(name)])
     return page(
@@ -132,19 +131,13 @@ def report(options, facts, results: dict[str, Any]) -> str:
     )
 
 
-def over_seeds(values: list[float], digits: int) -> str:
-    """Mean ± standard error."""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
-
-
 def figure(options, facts, results: dict[str, Any]):
     made, (axes,) = panels(1, width=6.4, height=4.2)
     for name, seeds in results.items():
         for seed, one in seeds.items():
             share = one["seconds"] / 60 / len(one["curve"])
             points = [((i + 1) * share, x["accuracy"]) for i, x in enumerate(one["curve"])]
-            line(axes, points, proteins.ATTENTION[name][1], name if seed == next(iter(seeds)) else None)
+            line(axes, points, ATTENTION[name][1], name if seed == next(iter(seeds)) else None)
     label(axes, "minutes", "% of next residues right", scales="linear linear", legend="")
     return made
 

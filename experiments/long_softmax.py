@@ -17,8 +17,6 @@ Choromanski et al. 2021 (arXiv 2009.14794), section 4.3.
 
 import argparse
 import gzip
-import math
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.common.options import parse
 from scripts.common.plots import label, line, panels
 from scripts.common.results import Unmeasured, run
-from scripts.common.tables import markdown, page
+from scripts.common.tables import markdown, mean_and_error, page
 from scripts.common.training import trained, validations
 from tarnn.errors import UserError
 from tarnn.tasks import TextSettings
@@ -169,8 +167,8 @@ def report(options, facts, results: dict[str, Any]) -> str:
         [
             name,
             len(runs),
-            over_seeds(ends(runs)),
-            over_seeds(ends(runs, min)),
+            mean_and_error([*ends(runs).values()], ".3f"),
+            mean_and_error([*ends(runs, min).values()], ".3f"),
             None if name == REFERENCE else against(runs, results.get(REFERENCE, [])),
             "stopped: not a number" if any(x["stopped"] for x in runs) else runs[-1]["steps"][-1],
         ]
@@ -198,15 +196,7 @@ def ends(runs: list[dict[str, Any]], of=lambda bits: bits[-1]) -> dict[int, floa
 def against(runs: list[dict[str, Any]], reference: list[dict[str, Any]]) -> str | None:
     """The difference at the end, seed by seed."""
     here, there = ends(runs), ends(reference)
-    return over_seeds({seed: here[seed] - there[seed] for seed in here if seed in there}, "+.3f")
-
-
-def over_seeds(values: dict[int, float], form: str = ".3f") -> str | None:
-    """Mean ± standard error."""
-    found = list(values.values())
-    if len(found) < 2:
-        return f"{found[0]:{form}}" if found else None
-    return f"{statistics.mean(found):{form}} ± {statistics.stdev(found) / math.sqrt(len(found)):.3f}"
+    return mean_and_error([here[seed] - there[seed] for seed in here if seed in there], "+.3f")
 
 
 def figure(options, facts, results: dict[str, Any]):

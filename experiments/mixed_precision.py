@@ -11,9 +11,7 @@ seed by seed.
 FOLDER holds books as .txt or .txt.gz; the end of the last one is kept for validation.
 """
 
-import math
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.common.options import parse
 from scripts.common.results import run
-from scripts.common.tables import markdown, page, source
+from scripts.common.tables import markdown, mean_and_error, page, source
 from scripts.common.training import trained
 from tarnn.matmul import VARIABLE
 from tarnn.tasks import TextSettings
@@ -105,8 +103,7 @@ def difference(found: dict[str, Any], kind: str) -> str | None:
     if kind == DEFAULT:
         return None
     changes = [found[kind][seed]["bits_per_byte"] - found[DEFAULT][seed]["bits_per_byte"] for seed in found[kind]]
-    spread = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else math.nan
-    return f"{statistics.mean(changes):+.4f} ± {spread:.4f}"
+    return mean_and_error(changes, "+.4f")
 
 
 if __name__ == "__main__":

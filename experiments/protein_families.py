@@ -12,39 +12,35 @@ FOLDER as of experiments/proteins.py, with uniprot_queries_500.fasta.gz. Choroma
 """
 
 import random
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import proteins
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measures import protein_models
 from measures.families import families
+from measures.protein_models import ATTENTION, PAPER, Data, empirical, trained
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
-from scripts.common.tables import markdown, page
+from scripts.common.tables import markdown, mean_and_error, page
 from tarnn.data.proteins import read_proteins
 
 FILES = ("uniprot_20k.fasta.gz", "uniprot_queries_500.fasta.gz")
-FULL = {**proteins.FULL, "seeds": [0, 1, 2], "held_out": 20, "least": 4, "runs": Path("runs/protein_families")}
-QUICK = {**proteins.QUICK, "seeds": [0], "held_out": 1, "least": 2, "long": 0}
+FULL = {**protein_models.FULL, "seeds": [0, 1, 2], "held_out": 20, "least": 4, "runs": Path("runs/protein_families")}
+QUICK = {**protein_models.QUICK, "seeds": [0], "held_out": 1, "least": 2}
 PARTS = {"test": "Test: members of known families", "ood": "OOD: unknown families"}
 
 
 def main() -> int:
-    lists = {"only": list(proteins.ATTENTION), "directions": list(proteins.PAPER)}
+    lists = {"only": list(ATTENTION), "directions": list(PAPER)}
     about = {
         "data": "the folder of the sequences",
         "runs": "where the runs are kept",
         "held_out": "whole families that are not trained on",
         "least": "members that a family has",
     }
-    full = {name: x for name, x in FULL.items() if name != "long"}
-    quick = {name: x for name, x in QUICK.items() if name != "long"}
-    options = parse(__file__, __doc__, full | lists, quick, choices=lists, about=about)
+    options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
     return run(options, measure, results={"sequences": {}, "models": {}}, report=report)
 
 
@@ -54,15 +50,15 @@ def measure(options, results: dict[str, Any], keep) -> None:
     data = split(options)
     results["sequences"] = data.facts
     for direction in options.directions:
-        found = results["models"].setdefault(direction, {"empirical": {"0": proteins.empirical(data)}})
+        found = results["models"].setdefault(direction, {"empirical": {"0": empirical(data)}})
         for seed in options.seeds:
             for name in options.only:
-                one = proteins.trained(direction, name, data, options, seed)
+                one = trained(direction, name, data, options, seed)
                 found.setdefault(name, {})[str(seed)] = one
                 keep()
 
 
-def split(options) -> proteins.Data:
+def split(options) -> Data:
     """`held_out` families as a whole, one member of each other family, and all the rest to train on."""
     known = {x.sequence: x for name in FILES for x in read_proteins(options.data / name)}
     every = sorted(known.values(), key=lambda x: x.sequence)
@@ -73,21 +69,9 @@ def split(options) -> proteins.Data:
     members = [random.Random(0).choice(group) for group in rest]
     kept = sorted(set(range(len(every))) - set(ood) - set(members))
     random.Random(0).shuffle(ood)
-    ids = [proteins.ids_of(x) for x in every]
-    row = np.concatenate([np.append(ids[i], proteins.TOKENS.eos_token_id) for i in kept])
-    return proteins.Data(
-        row,
-        [ids[i] for i in members[: options.test_sequences]],
-        [ids[i] for i in ood[: options.test_sequences]],
-        {
-            "training": len(kept),
-            "training residues": len(row) - len(kept),
-            "families": len(groups),
-            "in families": sum(map(len, groups)),
-            "test": min(len(members), options.test_sequences),
-            "of held-out families": min(len(ood), options.test_sequences),
-        },
-    )
+    test, out = members[: options.test_sequences], ood[: options.test_sequences]
+    parts = ([every[i] for i in numbers] for numbers in (kept, test, out))
+    return Data.of(*parts, **{"families": len(groups), "in families": sum(map(len, groups))})
 
 
 def report(options, facts, results: dict[str, Any]) -> str:
@@ -95,9 +79,9 @@ def report(options, facts, results: dict[str, Any]) -> str:
     for direction, found in results["models"].items():
         rows = []
         for name, seeds in found.items():
-            paper = proteins.PAPER[direction].get(name, (None,) * 4)
+            paper = PAPER[direction].get(name, (None,) * 4)
             ours = [
-                over_seeds([one[part][what] for one in seeds.values()])
+                mean_and_error([one[part][what] for one in seeds.values()], ".2f")
                 for part in PARTS
                 for what in ("accuracy", "perplexity")
             ]
@@ -114,11 +98,6 @@ def report(options, facts, results: dict[str, Any]) -> str:
         + ". Means over seeds ± standard errors.",
         *tables,
     )
-
-
-def over_seeds(values: list[float]) -> str:
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}"
 
 
 if __name__ == "__main__":

@@ -16,88 +16,31 @@ Then: seconds and memory of a training step on concatenated sequences, 8,192 res
 Choromanski et al. 2021 (arXiv 2009.14794), section 4.4, appendix C.
 """
 
-import math
 import random
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measures import protein_models
+from measures.families import words_of
+from measures.protein_models import ATTENTION, IGNORED, PAPER, Data, build, empirical, logits_of, task, trained, windows
+
 from scripts.common.clock import Contender, Effort, measure_in_turns
-from scripts.common.loop import train
 from scripts.common.options import parse
 from scripts.common.plots import label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, mebibytes, milliseconds, page
-from tarnn.data.proteins import AMINO_ACIDS, Protein, read_proteins
-from tarnn.data.tokenizers import amino_tokenizer, encode
-from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
+from tarnn.data.proteins import read_proteins
 
-FULL = {
-    "steps": 1000,
-    "every": 250,
-    "context": 256,
-    "batch_size": 8,
-    "hidden_size": 64,
-    "layers": 3,
-    "heads": 8,
-    "features": 32,
-    "learning_rate": 6e-3,
-    "test_sequences": 200,
-    "long": 8192,
-    "data": Path,
-    "runs": Path("runs/proteins"),
-}
-QUICK = {
-    "steps": 4,
-    "every": 2,
-    "context": 64,
-    "batch_size": 2,
-    "hidden_size": 32,
-    "layers": 1,
-    "heads": 2,
-    "features": 8,
-    "test_sequences": 4,
-    "long": 256,
-}
-ATTENTION: dict[str, tuple[dict[str, Any], str]] = {  # name → (keys of the config, how it is drawn)
-    "softmax": ({"attention": "softmax"}, "#d55e00"),
-    "Performer-softmax": ({"feature_map": "favor"}, "#0072b2"),
-    "Performer-ReLU": ({"feature_map": "generalized"}, "#009e73"),
-    "elu + 1": ({"feature_map": "elu"}, "#e69f00"),
-}
-PAPER = {  # accuracy and perplexity, Test and OOD: table 2
-    "unidirectional": {
-        "empirical": (9.92, 17.80, 9.07, 17.93),
-        "softmax": (30.80, 9.37, 19.70, 13.20),
-        "Performer-ReLU": (31.58, 9.17, 18.44, 13.63),
-    },
-    "bidirectional": {
-        "empirical": (9.92, 17.80, 9.07, 17.93),
-        "softmax": (33.32, 9.22, 25.07, 12.09),
-        "Performer-ReLU": (36.09, 8.36, 24.10, 12.26),
-        "Performer-softmax": (33.00, 9.24, 23.48, 12.41),
-    },
-}
+FULL = {**protein_models.FULL, "long": 8192, "runs": Path("runs/proteins")}
+QUICK = {**protein_models.QUICK, "long": 256}
 FAMILIES = ("globins45.fasta", "Pkinase_PF00069_seed.sto")
 NAMED = ("globin", "protein kinase")
-WORD, SHARED, MASKED, IGNORED = 6, 3, 0.15, -100
-SEED_STRIDE = 1_000_000  # a seed's batches have numbers of their own
-TOKENS = amino_tokenizer()
-RESIDUES = len(AMINO_ACIDS)
-
-
-class Data(NamedTuple):
-    train: np.ndarray  # ids, sequences one after the other, each followed by the separator
-    test: list[np.ndarray]
-    ood: list[np.ndarray]
-    facts: dict[str, int]
+SHARED = 3  # words
 
 
 def main() -> int:
@@ -137,150 +80,8 @@ def split(options) -> Data:
     random.Random(0).shuffle(rest)
     test, kept = rest[: options.test_sequences], rest[options.test_sequences :]
     random.Random(0).shuffle(ood := families + strange)
-    row = np.concatenate([np.append(ids_of(x), TOKENS.eos_token_id) for x in kept])
-    return Data(
-        row,
-        *([ids_of(x) for x in some] for x in (test, ood[: options.test_sequences]) for some in [x]),
-        {
-            "training": len(kept),
-            "training residues": len(row) - len(kept),
-            "test": len(test),
-            "of held-out families": min(len(ood), options.test_sequences),
-            "left out, like those": len(everything) - len(rest) - len(strange),
-        },
-    )
-
-
-def words_of(sequence: str) -> set[str]:
-    return {sequence[i : i + WORD] for i in range(len(sequence) - WORD + 1)}
-
-
-def ids_of(protein: Protein) -> np.ndarray:
-    return encode(TOKENS, protein.sequence.encode(), protein.place)
-
-
-def empirical(data: Data) -> dict[str, Any]:
-    """What a model comes to that knows the frequency of each residue only."""
-    count = Counter(data.train.tolist())
-    frequency = torch.tensor([count[i] + 1.0 for i in range(TOKENS.eos_token_id)])
-    log_p = (frequency / frequency.sum()).log()
-    found = {}
-    for part, rows in (("test", data.test), ("ood", data.ood)):
-        ids = torch.from_numpy(np.concatenate(rows))
-        accuracy = (ids == log_p.argmax()).double().mean()
-        found[part] = {"accuracy": 100 * float(accuracy), "perplexity": math.exp(-float(log_p[ids].double().mean()))}
-    return found
-
-
-def build(direction: str, name: str, options, seed: int = 0) -> TarnnForCausalLM | TarnnForMaskedLM:
-    torch.manual_seed(seed)
-    given = dict(ATTENTION[name][0])
-    if given.get("feature_map") == "favor":
-        given["feature_map_options"] = {"favor": {"num_features": options.features}}
-    config = TarnnConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=options.hidden_size,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.heads,
-        decay="none",
-        position="sinusoidal",
-        causal=direction == "unidirectional",
-        eos_token_id=TOKENS.eos_token_id,
-        pad_token_id=TOKENS.eos_token_id,
-        **given,
-    )
-    return (TarnnForCausalLM if config.causal else TarnnForMaskedLM)(config)
-
-
-def folder_of(direction: str, name: str, options, seed: int = 0) -> Path:
-    return options.runs / f"{direction}_{name.replace(' ', '')}{f'_{seed}' if seed else ''}"
-
-
-def trained(direction: str, name: str, data: Data, options, seed: int = 0) -> dict[str, Any]:
-    """One run, from where it was stopped. A seed sets the weights at the start and the order of the data."""
-    model = build(direction, name, options, seed)
-    folder = folder_of(direction, name, options, seed)
-
-    def loss(model, step: int) -> Tensor:
-        return mean_loss(direction, model, data, options, step + SEED_STRIDE * seed)
-
-    done = train(
-        folder,
-        model,
-        loss,
-        options.steps,
-        every=options.every,
-        learning_rate=options.learning_rate,
-        measure=lambda model: evaluate(direction, model, data.test[:50], options.context),
-    )
-    model.save_pretrained(folder / "model")  # for `tarnn show`
-    TOKENS.save_pretrained(folder / "model")
-    return {
-        **{
-            part: evaluate(direction, model, rows, options.context)
-            for part, rows in (("test", data.test), ("ood", data.ood))
-        },
-        "seconds_a_step": done.seconds / done.step,
-        "parameters": sum(x.numel() for x in model.parameters()),
-        "curve": done.curve,
-    }
-
-
-def mean_loss(direction: str, model, data: Data, options, batch: int) -> Tensor:
-    """In nats per guessed residue, of the batch of that number."""
-    rows = windows(data.train, options.context, options.batch_size, batch)
-    inputs, targets = task(direction, rows, torch.Generator().manual_seed(batch))
-    return cross_entropy(logits_of(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-
-
-def windows(ids: np.ndarray, context: int, batch_size: int, step: int) -> Tensor:
-    """(b, context + 1): stretches of concatenated sequences, from anywhere."""
-    starts = np.random.default_rng(step).integers(len(ids) - context, size=batch_size)
-    return torch.from_numpy(ids[starts[:, None] + np.arange(context + 1)])
-
-
-def task(direction: str, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) of rows of residues: the next one, or those that are masked."""
-    if direction == "unidirectional":
-        return rows[:, :-1], rows[:, 1:]
-    rows = rows[:, 1:]
-    chance = torch.rand(rows.shape, generator=generator)
-    hidden = (chance < MASKED) & (rows < TOKENS.eos_token_id)
-    inputs = rows.masked_fill(hidden & (chance < 0.8 * MASKED), TOKENS.mask_token_id)
-    others = torch.randint(RESIDUES, rows.shape, generator=generator)
-    inputs = torch.where(hidden & (chance >= 0.8 * MASKED) & (chance < 0.9 * MASKED), others, inputs)
-    return inputs, rows.masked_fill(~hidden, IGNORED)
-
-
-def logits_of(model, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    more = {"use_cache": False} if model.config.causal else {}
-    return model(input_ids=inputs, attention_mask=mask, **more).logits.float()
-
-
-@torch.no_grad()
-def evaluate(direction: str, model, rows: list[np.ndarray], context: int, batch_size: int = 8) -> dict[str, float]:
-    """Accuracy in per cent and perplexity of the first `context` residues of each sequence, each read by itself."""
-    nats, right, number = 0.0, 0, 0
-    rows = sorted((row[:context] for row in rows), key=len)
-    for start in range(0, len(rows), batch_size):
-        some = rows[start : start + batch_size]
-        longest = max(map(len, some))
-        ids = torch.full((len(some), longest + 1), TOKENS.eos_token_id)
-        for i, row in enumerate(some):
-            ids[i, 1 : len(row) + 1] = torch.from_numpy(row)
-        real = torch.arange(longest)[None] < torch.tensor([[len(row)] for row in some])
-        inputs, targets = ids[:, :-1], ids[:, 1:]
-        if direction == "bidirectional":
-            hidden = torch.rand(targets.shape, generator=torch.Generator().manual_seed(start)) < MASKED
-            inputs, real_targets = targets.masked_fill(hidden, TOKENS.mask_token_id), real & hidden
-        else:
-            real_targets = real
-        logits = logits_of(model, inputs, real.long())[real_targets]
-        targets = targets[real_targets]
-        nats += float(cross_entropy(logits, targets, reduction="sum"))
-        right += int((logits.argmax(-1) == targets).sum())
-        number += len(targets)
-    return {"accuracy": 100 * right / number, "perplexity": math.exp(nats / number)}
+    left_out = len(everything) - len(rest) - len(strange)
+    return Data.of(kept, test, ood[: options.test_sequences], **{"left out, like those": left_out})
 
 
 def long_steps(data: Data, options) -> dict[str, Any]:

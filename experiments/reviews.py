@@ -23,13 +23,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rival_table import in_turns
-
-from scripts.common.loop import train_in_parts
+from scripts.common.loop import in_turns, train_in_parts
 from scripts.common.options import parse
 from scripts.common.plots import BLUE, GREEN, RED, label, line, panels
 from scripts.common.results import Unmeasured, run
-from scripts.common.tables import markdown, page
+from scripts.common.tables import markdown, mean_and_error, page
 from tarnn.data.pairs import read_pairs
 from tarnn.models import TarnnConfig, TarnnForMaskedLM, TarnnForSequenceClassification
 
@@ -208,9 +206,7 @@ def accuracy(model, test: list[tuple[bytes, int]], options) -> float:
 def report(options, facts, results: dict[str, Any]) -> str:
     rows = [["bag of words (naive Bayes)", None, f"{results['words']:.1f}"]]
     for name, seeds in results["models"].items():
-        found = [one["accuracy"] for one in seeds.values()]
-        error = f" ± {statistics.stdev(found) / len(found) ** 0.5:.1f}" if len(found) > 1 else ""
-        rows.append([name, len(found), f"{statistics.mean(found):.1f}{error}"])
+        rows.append([name, len(seeds), mean_and_error([one["accuracy"] for one in seeds.values()], ".1f")])
     return page(
         "Film reviews by their bytes",
         f"The first {options.length:,} bytes; {options.layers} layers, hidden {options.hidden_size}; {options.masked_minutes:g} "

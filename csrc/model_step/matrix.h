@@ -11,7 +11,17 @@ enum class Format { float32, bfloat16, int8, int4 };
 
 constexpr Index panel = 64;  // outputs of a product that lie side by side in memory
 
+constexpr Index group = 32;  // inputs that share a factor, of int4
+constexpr Index factor_bytes = 2 * panel, group_bytes = factor_bytes + group * panel / 2;  // of a panel: a group's factors, and all of it
+
 inline constexpr Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
+
+/// Bytes of a panel.
+inline constexpr Index bytes_of_panel(Format format, Index inputs) {
+  if (format == Format::int8) return panel * ((inputs + 3) / 4 * 4);
+  if (format == Format::int4) return (inputs + group - 1) / group * group_bytes;
+  return panel * inputs * (format == Format::bfloat16 ? 2 : 4);
+}
 
 /// y = W x + bias. W lies in panels of 64 outputs: input after input, of each input its 64 weights; of int8, four inputs
 /// at a time, of each output the four weights side by side; of int4, see products.h. Missing outputs and inputs are zeros.

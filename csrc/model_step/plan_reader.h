@@ -10,14 +10,6 @@ namespace tarnn {
 
 constexpr Index most_of_plan = Index(1) << 28;  // of any size, so that a matrix has fewer than 2⁶³ bytes
 
-/// Bytes of W in a format.
-inline Index size_of(Format format, Index inputs, Index outputs) {
-  const Index panels = whole_panels(outputs);
-  if (format == Format::int8) return panels * ((inputs + 3) / 4 * 4);
-  if (format == Format::int4) return panels / panel * ((inputs + 31) / 32) * (2 * panel + 16 * panel);
-  return panels * inputs * (format == Format::bfloat16 ? 2 : 4);
-}
-
 /// The numbers of a plan, in their order. A place is where in the block something begins, −1: nowhere.
 class Plan {
  public:
@@ -75,7 +67,7 @@ class Plan {
     Matrix w{};
     w.format = static_cast<Format>(number(what, 0, of_floats ? 1 : 3));
     w.inputs = number(what, inputs, inputs), w.outputs = number(what, outputs, outputs);
-    w.at = place<char>(what, size_of(w.format, inputs, outputs), true);
+    w.at = place<char>(what, whole_panels(outputs) / panel * bytes_of_panel(w.format, inputs), true);
     w.bias = vector(what, outputs, true);
     w.scale = vector(what, outputs, w.format == Format::int8);
     w.sums = vector(what, outputs, w.takes_bytes());

@@ -112,7 +112,7 @@ struct ByteTiles {
 template <typename Dot, int tile = Dot::tile>
 struct Int8Weights : ByteTiles<tile> {
   static constexpr Index step_bytes = 4 * panel, block = 512;
-  static Index panel_bytes(Index inputs) { return (inputs + 3) / 4 * step_bytes; }
+  static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::int8, inputs); }
 
   template <int R, int N, typename Ask>
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
@@ -143,16 +143,15 @@ struct Int8Weights : ByteTiles<tile> {
 /// the low halves of an output's bytes and four in the high ones.
 template <typename Dot>
 struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
-  static constexpr Index group = 32, factors = 2 * panel, group_bytes = factors + group * panel / 2;
   static constexpr Index step_bytes = 4 * panel, block = 512;
-  static Index panel_bytes(Index inputs) { return (inputs + group - 1) / group * group_bytes; }
+  static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::int4, inputs); }
 
   template <int R, int N, typename Ask>
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
     const Index j = column % panel, end = k + n;
     for (; k < end; k += group, w += group_bytes) {
       typename Dot::Sum dots[R * N]{};
-      const char* at = w + factors;
+      const char* at = w + factor_bytes;
       for (Index part = k; part < k + group; part += 8, at += step_bytes) {
         ask(at);
         const std::uint8_t* levels = in.levels + part;

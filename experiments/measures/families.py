@@ -14,7 +14,7 @@ def families(sequences: Sequence[str]) -> list[list[int]]:
     twenty letters there are 64 million such words, so ten thousand sequences of 300 share some by chance, and repeats many.
     Largest groups first.
     """
-    words = [{x[i : i + WORD] for i in range(len(x) - WORD + 1)} for x in sequences]
+    words = [words_of(x) for x in sequences]
     holders = defaultdict(list)
     for number, found in enumerate(words):
         for word in found:
@@ -37,3 +37,7 @@ def families(sequences: Sequence[str]) -> list[list[int]]:
     for i in range(len(sequences)):
         groups[root(i)].append(i)
     return sorted(groups.values(), key=lambda group: (-len(group), group))
+
+
+def words_of(sequence: str) -> set[str]:
+    return {sequence[i : i + WORD] for i in range(len(sequence) - WORD + 1)}

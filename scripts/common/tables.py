@@ -1,5 +1,6 @@
 """Markdown: tables, pages, and how numbers are shown in them."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -42,6 +43,14 @@ def others(facts: dict[str, Any]) -> str:
 
 def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"* {line}" for line in lines) or "Nothing."
+
+
+def mean_and_error(values: Sequence[float], form: str) -> str | None:
+    """Mean ± standard error, in that format; of one value itself, of none a dash."""
+    if len(values) < 2:
+        return f"{values[0]:{form}}" if values else None
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):{form}} ± {error:{form.lstrip('+')}}"
 
 
 def milliseconds(timing: Any) -> str | None:

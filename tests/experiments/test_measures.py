@@ -16,6 +16,7 @@ import torch
 from measures.families import families
 from measures.intervals import Errors
 from measures.pronunciations import phones_of, read_pronunciations
+from measures.protein_models import IGNORED, TOKENS, task
 from measures.residues import agreement, attention_to_residues, closest, read_matrix
 from measures.softmax_error import softmax_error
 from measures.trained import Stories
@@ -108,11 +109,11 @@ def test_families_are_held_out_and_hidden_residues_are_guessed(sequences, monkey
     data = proteins.split(options)
     assert (data.facts["training"], data.facts["of held-out families"], data.facts["left out, like those"]) == (9, 3, 1)
     rows = torch.randint(20, (4, 201), generator=torch.Generator().manual_seed(0))
-    inputs, targets = proteins.task("bidirectional", rows, torch.Generator().manual_seed(0))
-    hidden = targets != proteins.IGNORED
+    inputs, targets = task("bidirectional", rows, torch.Generator().manual_seed(0))
+    hidden = targets != IGNORED
     assert torch.equal(targets[hidden], rows[:, 1:][hidden])
     assert torch.equal(inputs[~hidden], rows[:, 1:][~hidden])
-    assert not ((inputs == proteins.TOKENS.mask_token_id) & ~hidden).any()
+    assert not ((inputs == TOKENS.mask_token_id) & ~hidden).any()
 
 
 def test_shares_of_residues_are_sums_over_attention_matrices():

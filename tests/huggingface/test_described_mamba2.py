@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from support.fused_texts import LONG, WAYS, generated
 from support.linear_families import TOKENS, linear_model
 from transformers import DynamicCache
 
 import tarnn
-from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.kernels.cpu import library
 
@@ -16,13 +16,6 @@ pytestmark = [
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
     pytest.mark.filterwarnings("ignore"),
 ]
-LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
-WAYS = {
-    "greedy": {},
-    "sampled": {"do_sample": True, "top_k": 0, "temperature": 1.5},
-    "beams": {"num_beams": 3, "num_return_sequences": 2},
-    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-}
 
 
 @pytest.fixture
@@ -30,27 +23,6 @@ def model():
     model = linear_model("Mamba-2")
     with tarnn.patch_transformers():
         yield model
-
-
-@pytest.fixture
-def tokens(monkeypatch):
-    """How many tokens of each row the fused steps were given, call by call."""
-    given = []
-    for name in ("__call__", "prefill"):
-        call = getattr(FusedStep, name)
-
-        def counted(self, ids, *args, call=call, **options):
-            given.append(1 if ids.ndim == 1 else ids.shape[1])
-            return call(self, ids, *args, **options)
-
-        monkeypatch.setattr(FusedStep, name, counted)
-    return given
-
-
-def generated(model, x, weights, **options):
-    torch.manual_seed(0)
-    with fused_forward(model, weights):
-        return model.generate(x, **LONG | options)
 
 
 @pytest.mark.parametrize("way", WAYS)

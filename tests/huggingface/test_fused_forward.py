@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from support.fused_texts import LONG, generated
 from transformers import DynamicCache
 
 from tarnn.decoding import fused
@@ -17,7 +18,6 @@ from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
-LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
 WAYS = {
     "beams": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "eos_token_id": 7},
     "sampling": {"do_sample": True, "top_k": 0, "temperature": 1.5},
@@ -51,12 +51,6 @@ def steps(monkeypatch):
     monkeypatch.setattr(FusedStep, "__init__", init)
     monkeypatch.setattr(FusedStep, "__call__", counted)
     return made
-
-
-def generated(model, x, weights, **options):
-    torch.manual_seed(0)
-    with fused_forward(model, weights):
-        return model.generate(x, **LONG | options)
 
 
 def test_the_same_text(model, ids, steps):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from support.packed_weights import packed_groups, panels, rounded, rounded_groups
 from support.rounded_model import share_alike
 
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.model_step import PANEL, VERSION, Block, packed_groups, panels, rounded, rounded_groups
+from tarnn.kernels.cpu.model_step import FORMATS, PANEL, VERSION, Block
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 
@@ -74,6 +75,45 @@ def test_a_block_says_where_each_thing_begins():
     assert floats[scale // 4 : scale // 4 + 4].tolist() == pytest.approx([1 / 127] * 3 + [0])
     assert floats[sums // 4 : sums // 4 + 4].tolist() == pytest.approx([5, 5, 5, 0])
     assert all(place % 64 == 0 for place in (at, bias, scale, sums))
+
+
+def as_defined(weight, kind):
+    """The bytes of a matrix, and of its factors and sums."""
+    if kind == "int8":
+        whole, scale = rounded(weight)
+        return panels(whole, group=4), [scale, whole.float().sum(-1) * scale]
+    if kind == "int4":
+        whole, factors = rounded_groups(weight)
+        return packed_groups(whole, factors), [(whole.sum(-1) * factors.float()).sum(-1)]
+    return panels(weight.to(getattr(torch, kind)), group=1), []
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(5, 1), (64, 32), (131, 70), (300, 201)])
+def test_the_kernel_packs_as_the_definition_says(kind, in_turns, outputs, inputs):
+    """Of rows that lie apart, beside others, and with a row and a group of zeros."""
+    torch.manual_seed(inputs)
+    weights = [torch.randn(outputs, inputs + 9)[:, :inputs], torch.randn(inputs, outputs).mT]
+    weights[0][1] = 0
+    weights[0][:, :32] = 0
+    block = Block()
+    block.products([(weights[0], torch.ones(outputs)), (weights[1], None)], kind, in_turns=in_turns)
+    whole = torch.cat(weights)
+    if in_turns:
+        whole = torch.stack([torch.nn.functional.pad(x, (0, 0, 0, -outputs % PANEL)) for x in weights])
+        whole = whole.unflatten(1, (-1, PANEL)).transpose(0, 1).flatten(0, 2)
+    packed, vectors = as_defined(whole, kind)
+    raw, (_, _, _, _, got_inputs, got_outputs, *places) = block.bytes(), block.plan
+    at, bias, *rest = (x for x in places if x >= 0)
+    assert (got_inputs, got_outputs) == (inputs, len(whole))
+    assert torch.equal(raw[at : at + packed.nbytes], packed.contiguous().view(-1).view(torch.uint8))
+    assert raw[bias:].view(torch.float32)[: len(whole)].sum() == outputs
+    for start, expected in zip(rest, vectors, strict=True):
+        got = raw[start : start + 4 * -(-len(whole) // PANEL) * PANEL].view(torch.float32)
+        torch.testing.assert_close(got[: len(whole)], expected, rtol=1e-6, atol=1e-5)
+        assert not got[len(whole) :].any()
 
 
 @pytest.mark.usefixtures("compiled")

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from tarnn.kernels.cpu.model_step import rounded, rounded_groups
+from support.packed_weights import rounded, rounded_groups
 
 
 class RoundedLinear(nn.Module):

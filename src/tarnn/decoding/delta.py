@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tarnn.attention.gated_delta import GatedDeltaState
-from tarnn.decoding.parts import Decay, Norm, Product, Shapes, stacked
+from tarnn.decoding.parts import Decay, Norm, Product, Shapes
 from tarnn.kernels.cpu.model_step import DECAYS, PANEL, Block
 from tarnn.ops import State
 
@@ -62,7 +62,7 @@ class Delta(NamedTuple):
         block.place(torch.tensor((self.strength, self.norm.eps), dtype=torch.float64))
         block.vector(self.norm.gain)
         block.vector(self.decay.log_decay if self.decay.kind == "head" else self.rate)
-        block.matrix(*stacked([*self.inputs, *filter(None, [self.decay.rows])]), weights)
+        block.products([*self.inputs, *filter(None, [self.decay.rows])], weights)
         block.matrix(*self.output, weights)
         if self.decay.up is not None:
             weight, bias = self.decay.up

@@ -245,7 +245,7 @@ class FusedStep:
         if callable(places) and limit is not None and limit <= most_places:
             places = places(torch.arange(limit, device="cpu")[None])[0]
         if isinstance(places, Tensor):
-            return self._wide(places, behind=True), None
+            return self._wide(places.clone(), behind=True), None
         return None, places
 
     def _rows(self, state: ModelState, positions: Tensor, sequences: Tensor | None = None) -> Tensor | None:
@@ -263,9 +263,9 @@ class FusedStep:
         return rows
 
     def _wide(self, x: Tensor, behind: bool = False) -> Tensor:
-        """(n, hidden), a copy: with zeros where positions stand behind the embedding and not in it."""
+        """(n, hidden), one row after the other: with zeros where positions stand behind the embedding and not in it."""
         missing = self.hidden - x.shape[-1]
-        return pad(x, (missing, 0) if behind else (0, missing)).clone(memory_format=torch.contiguous_format)
+        return (pad(x, (missing, 0) if behind else (0, missing)) if missing else x).contiguous()
 
     def _check_length(self, positions: Tensor) -> None:
         if self.limit is not None and len(positions):

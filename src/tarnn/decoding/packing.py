@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.decoding.parts import Attention, Features, FeedForward, Norm, Product, Shift, stacked
+from tarnn.decoding.parts import Attention, Features, FeedForward, Norm, Shift
 from tarnn.decoding.plan import Plan
 from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, Block
 from tarnn.kernels.features import NAMES
@@ -54,7 +54,7 @@ def _write_attention(block: Block, x: Attention, weights: str, rotations: list[A
     if x.hybrid is not None and x.features is not None:
         block.vector(x.hybrid.far_bias)
     rows = [*x.inputs, *filter(None, (x.gate, x.decay.rows))]
-    block.matrix(*stacked(rows), weights)
+    block.products(rows, weights)
     block.matrix(*x.output, weights)
     if x.decay.up is not None:
         g = x.heads[1]
@@ -70,7 +70,7 @@ def _write_mlp(block: Block, norm: Norm | None, mlp: FeedForward | None, weights
         return block.numbers(MLPS.index("none"))
     block.numbers(MLPS.index(mlp.kind), mlp.down.weight.shape[1])
     _write_norm(block, norm)
-    block.matrix(*(mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)), weights)
+    block.products([mlp.up] if mlp.gate is None else [mlp.gate, mlp.up], weights, in_turns=mlp.gate is not None)
     block.matrix(*mlp.down, weights)
     if mlp.kind == "squared_relu":
         block.vector(mlp.mixture)
@@ -98,13 +98,3 @@ def _write_shift(block: Block, shift: Shift | None) -> None:
 def _write_norm(block: Block, norm: Norm | None) -> None:
     block.vector(None if norm is None else norm.gain)
     block.vector(None if norm is None else norm.bias)
-
-
-def _interleaved(gate: Product, up: Product) -> Product:
-    """64 rows of the gate, 64 of what it gates, and so on."""
-
-    def panels(x: Tensor | None) -> Tensor:
-        x = gate.weight.new_zeros(len(gate.weight)) if x is None else x
-        return torch.cat([x, x.new_zeros(-len(x) % 64, *x.shape[1:])]).unflatten(0, (-1, 64))
-
-    return Product(*(torch.stack([panels(a), panels(b)], 1).flatten(0, 2) for a, b in zip(gate, up, strict=True)))

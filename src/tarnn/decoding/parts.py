@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from tarnn.decoding.hybrid import Hybrid
@@ -27,12 +26,6 @@ class Product(NamedTuple):
         """Several products of the same input, which are one here."""
         biases = [None] * len(widths) if self.bias is None else self.bias.split(list(widths))
         return [Product(*x) for x in zip(self.weight.split(list(widths)), biases, strict=True)]
-
-
-def stacked(products: Sequence[Product]) -> Product:
-    """Several products of the same input as one."""
-    biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
-    return Product(torch.cat([w for w, _ in products]), torch.cat(biases))
 
 
 class Norm(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tarnn.attention.mamba2 import Mamba2State
-from tarnn.decoding.parts import Norm, Product, Shapes, stacked
+from tarnn.decoding.parts import Norm, Product, Shapes
 from tarnn.kernels.cpu.model_step import PANEL, Block, padded
 from tarnn.ops import State
 
@@ -64,5 +64,5 @@ class Ssd(NamedTuple):
         block.place(torch.tensor([self.norm.eps], dtype=torch.float64))
         block.place(padded(self.filters.float().mT, PANEL))
         block.vector(self.filters.new_zeros(len(self.filters)) if self.filter_bias is None else self.filter_bias)
-        block.matrix(*stacked([self.filtered, self.gate, self.steps]), weights)
+        block.products([self.filtered, self.gate, self.steps], weights)
         block.matrix(*self.output, weights)

@@ -27,7 +27,6 @@ VERSION = 6  # of a plan; csrc/model_step/plan.h has the same. Change both with 
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4
-EXTREMES = (-8.0, -7.5, -7.0, -8.5, -9.0, 7.0)  # what the largest of a group may be, in units of its factor
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
 OTHERS = ("abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer", "log_softmax")
@@ -43,6 +42,9 @@ class Block:
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._parts: list[tuple[int, Tensor]] = []  # from which byte on
+        self._matrices: list[
+            tuple[Sequence[Tensor], bool, int, int, int, int]
+        ] = []  # as the operator `pack` takes them
         self._size = 0
 
     @property
@@ -55,12 +57,9 @@ class Block:
 
     def place(self, x: Tensor | None) -> None:
         """Puts a tensor in, at a multiple of 64 bytes, and where that is into the plan; None: nowhere."""
-        if x is None:
-            self._numbers.append(NOWHERE)
-            return
-        self._numbers.append(self._size)
-        self._parts.append((self._size, x))
-        self._size += x.nbytes + -x.nbytes % 64
+        start = self._room(0 if x is None else x.nbytes, x is not None)
+        if x is not None:
+            self._parts.append((start, x))
 
     def vector(self, x: Tensor | None) -> None:
         """A float32 vector with zeros up to a whole panel."""
@@ -74,86 +73,60 @@ class Block:
 
     def matrix(self, weight: Tensor, bias: Tensor | None, kind: str) -> None:
         """y = W x + bias, W (outputs, inputs), in one of `FORMATS`."""
-        outputs, inputs = weight.shape
-        self.numbers(FORMATS.index(kind), inputs, outputs)
-        scale = sums = None
-        if kind == "int8":
-            whole, scale = rounded(weight.float())
-            sums = whole.float().sum(-1) * scale
-            self.place(panels(whole, group=4))
-        elif kind == "int4":
-            groups, factors = rounded_groups(weight.float())
-            sums = (groups.sum(-1) * factors.float()).sum(-1)
-            self.place(packed_groups(groups, factors))
-        else:
-            self.place(panels(weight.to(torch.bfloat16 if kind == "bfloat16" else torch.float32), group=1))
-        self.vector(weight.new_zeros(outputs) if bias is None else bias)
-        self.vector(scale)
-        self.vector(sums)
+        self.products([(weight, bias)], kind)
+
+    def products(self, products: Sequence[tuple[Tensor, Tensor | None]], kind: str, *, in_turns: bool = False) -> None:
+        """Several products of the same input as one: one behind the other, or 64 outputs of each in turns (equally many)."""
+        weights = [w if w.dtype == torch.float32 and w.stride(1) == 1 else w.float().contiguous() for w, _ in products]
+        biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
+        if in_turns:
+            biases = [torch.stack([padded(b, PANEL).view(-1, PANEL) for b in biases], 1).flatten()]
+        bias, inputs = torch.cat(biases), weights[0].shape[1]
+        num_panels = -(-len(bias) // PANEL)
+        self.numbers(FORMATS.index(kind), inputs, len(bias))
+        start = self._room(num_panels * _bytes_of_panel(kind, inputs))
+        self.vector(bias)
+        scale = self._room(num_panels * PANEL * 4, kind == "int8")
+        sums = self._room(num_panels * PANEL * 4, kind in ("int8", "int4"))
+        self._matrices.append((weights, in_turns, FORMATS.index(kind), start, scale, sums))
 
     def bytes(self) -> Tensor:
         """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
         block = torch.empty(self._num_bytes(), dtype=torch.uint8, device="cpu")
         if wants_large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
-        for start, x in self._parts:  # laid out here, so that no copy of it is made elsewhere
+        for weights, in_turns, kind, *places in self._matrices:
+            torch.ops.tarnn_cpu.pack(weights, in_turns, kind, block, *places)
+        for start, x in self._parts:
             end = start + x.nbytes
             block[start:end].view(x.dtype).view(x.shape).copy_(x)
             block[end : end + -end % 64] = 0
         block[self._size :] = 0
         return block
 
+    def _room(self, num_bytes: int, needed: bool = True) -> int:
+        """Where so many bytes begin, which goes into the plan."""
+        start = self._size if needed else NOWHERE
+        self._numbers.append(start)
+        self._size += (num_bytes + -num_bytes % 64) * needed
+        return start
+
     def _num_bytes(self) -> int:
         return self._size + PANEL * 4
 
 
 def version_read() -> int:
-    """The version of plans that the compiled kernels read; 0 where they know of none."""
-    return torch.ops.tarnn_cpu.plan_version() if hasattr(torch.ops.tarnn_cpu, "plan_version") else 0
+    """The version of plans that the compiled kernels read; 0 where they know of none, or don't pack."""
+    return torch.ops.tarnn_cpu.plan_version() if hasattr(torch.ops.tarnn_cpu, "pack") else 0
 
 
-def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """W (outputs, inputs) ≈ factor·whole: int8 from −127 to 127, and a factor per output."""
-    scale = weight.abs().amax(-1) / 127
-    per_scale = torch.where(scale > 0, 1 / scale, 0.0)
-    return (weight * per_scale[:, None]).round().to(torch.int8), scale
-
-
-def rounded_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """W (outputs, inputs) ≈ factor·whole by groups of 32 inputs: whole numbers (outputs, groups, 32) from −8 to 7,
-    float32, and factors (outputs, groups), bfloat16.
-
-    The largest number of a group becomes each of `EXTREMES` in turn; of these, each group takes the one whose squared
-    error is least.
-    """
-    groups = padded(weight, GROUP).unflatten(-1, (-1, GROUP))
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    best = torch.full_like(largest, torch.inf)
-    whole, factors = torch.zeros_like(groups), torch.zeros_like(largest)
-    for extreme in EXTREMES:
-        factor = (largest / extreme).bfloat16().float()
-        near = (groups * torch.where(factor != 0, 1 / factor, 0.0)).round_().clamp_(-8, 7)
-        error = (near * factor).sub_(groups).square_().sum(-1, keepdim=True)
-        better = error < best
-        best, factors = torch.where(better, error, best), torch.where(better, factor, factors)
-        whole = torch.where(better, near, whole)
-    return whole, factors.squeeze(-1).bfloat16()
-
-
-def packed_groups(whole: Tensor, factors: Tensor) -> Tensor:
-    """What `rounded_groups` found, as bytes [panel][group][128 of factors, 4 · 64 · 4 of weights]."""
-    more = (0, 0, 0, 0, 0, -len(whole) % PANEL)
-    whole = torch.nn.functional.pad(whole + 8, more, value=8.0).to(torch.uint8)
-    low, high = whole.unflatten(0, (-1, PANEL)).unflatten(-1, (-1, 2, 4)).unbind(-2)  # [panel][64][group][4][4]
-    weights = (low | high << 4).permute(0, 2, 3, 1, 4).flatten(2)
-    factors = torch.nn.functional.pad(factors, more[2:]).unflatten(0, (-1, PANEL)).mT.contiguous()
-    return torch.cat([factors.view(torch.uint8), weights], dim=-1)
-
-
-def panels(weight: Tensor, group: int) -> Tensor:
-    """(outputs, inputs) as [panel][input / group][64][group], zeros for what is missing."""
-    weight = padded(padded(weight, group).mT, PANEL).mT
-    return weight.view(len(weight) // PANEL, PANEL, -1, group).transpose(1, 2)
+def _bytes_of_panel(kind: str, inputs: int) -> int:
+    """As csrc/model_step/matrix.h has it."""
+    if kind == "int8":
+        return -(-inputs // 4) * 4 * PANEL
+    if kind == "int4":
+        return -(-inputs // GROUP) * (2 + GROUP // 2) * PANEL
+    return inputs * PANEL * (2 if kind == "bfloat16" else 4)
 
 
 def padded(x: Tensor, multiple: int) -> Tensor:

@@ -1,0 +1,145 @@
+// One panel of weights in each format. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
+#include "model_step/packing.h"
+
+#include "common/memory.h"
+#include "common/one_token.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+namespace {
+
+constexpr int w = width<float>;
+
+/// Inputs k … k + w − 1 of w outputs, a vector per input.
+TARNN_INLINE void load_inputs(const float* const* rows, Index k, Index inputs, Vec<float> (&x)[w]) {
+  unrolled<w>([&](auto i) TARNN_LAMBDA { x[i] = rows[i] ? read(rows[i] + k, inputs - k) : Vec<float>{}; });
+  transpose_lanes<float>(x);
+}
+
+template <typename Stored>
+void pack_floats(const Packing& p, const float* const* rows, char* at) {
+  auto to = reinterpret_cast<typename Stored::Stored*>(at);
+  for (Index o = 0; o < panel; o += w)
+    for (Index k = 0; k < p.inputs; k += w) {
+      Vec<float> x[w];
+      load_inputs(rows + o, k, p.inputs, x);
+      for (Index i = 0, n = smaller(w, p.inputs - k); i < n; ++i) Stored::store(to + (k + i) * panel + o, x[i]);
+    }
+}
+
+/// A row as whole numbers from −127 to 127, zeros behind it; its factor, and the sum of what it stands for.
+void round_row(const float* row, Index inputs, std::int8_t* to, float& scale, float& total) {
+  Vec<float> most{};
+  for (Index k = 0; k < inputs; k += w) {
+    const Vec<float> x = read(row + k, inputs - k), size = x < 0 ? -x : x;
+    most = size > most ? size : most;
+  }
+  scale = largest<float>(most) / 127.f;
+  const float per_scale = scale > 0 ? 1.f / scale : 0.f;
+  Integers<float> sum{};
+  for (Index k = 0; k < inputs; k += w) {
+    const Integers<float> whole = bit_cast<Integers<float>>(read(row + k, inputs - k) * per_scale + 12582912.f) - 0x4B400000;
+    typedef std::int8_t Narrow __attribute__((vector_size(TARNN_VECTOR_BYTES / 4)));
+    const Narrow narrow = __builtin_convertvector(whole, Narrow);
+    std::memcpy(to + k, &narrow, sizeof narrow);
+    sum += whole;
+  }
+  Index all = 0;
+  for (int i = 0; i < w; ++i) all += sum[i];
+  total = static_cast<float>(all) * scale;
+}
+
+/// Four inputs are a word, and words lie as numbers of float32 do.
+void pack_int8(const Packing& p, const float* const* rows, char* at, float* scale, float* sums, std::int8_t* bytes, Index ld) {
+  const float* words[panel];
+  for (Index o = 0; o < panel; ++o) {
+    words[o] = rows[o] ? reinterpret_cast<const float*>(bytes + o * ld) : nullptr;
+    scale[o] = sums[o] = 0;
+    if (rows[o]) round_row(rows[o], p.inputs, bytes + o * ld, scale[o], sums[o]);
+  }
+  Packing of_words = p;
+  of_words.inputs = (p.inputs + 3) / 4;
+  pack_floats<Same<float>>(of_words, words, at);
+}
+
+/// The least and most of four bits.
+TARNN_INLINE Vec<float> four_bits(Vec<float> x) {
+  x = (x + 12582912.f) - 12582912.f;
+  x = x < -8.f ? Vec<float>{} - 8.f : x;
+  return x > 7.f ? Vec<float>{} + 7.f : x;
+}
+
+/// The factor, of bfloat16, of each of w groups: the largest number of a group becomes one of these in turn, and the factor with the
+/// least squared error is taken.
+TARNN_INLINE Vec<float> best_factor(const Vec<float> (&x)[group]) {
+  Vec<float> largest{}, most{}, best{}, least = Vec<float>{} + __builtin_inff();
+  for (const Vec<float>& y : x) {
+    const Vec<float> size = y < 0 ? -y : y;
+    largest = size > most ? y : largest, most = size > most ? size : most;
+  }
+  for (const float extreme : {-8.f, -7.5f, -7.f, -8.5f, -9.f, 7.f}) {
+    const Vec<float> factor = from_bfloat16(to_bfloat16(largest / extreme));
+    const Vec<float> per_factor = factor != 0 ? 1.f / factor : Vec<float>{};
+    Vec<float> error{};
+    for (const Vec<float>& y : x) {
+      const Vec<float> off = four_bits(y * per_factor) * factor - y;
+      error += off * off;
+    }
+    const auto better = error < least && factor != 0;
+    best = better ? factor : best, least = better ? error : least;
+  }
+  return best;
+}
+
+void pack_int4(const Packing& p, const float* const* rows, char* at, float* sums) {
+  for (Index o = 0; o < panel; o += w) {
+    Vec<float> total{};
+    char* to = at;
+    for (Index k = 0; k < p.inputs; k += group, to += group_bytes) {
+      Vec<float> x[group]{};
+      for (Index i = 0; i < group && k + i < p.inputs; i += w) {
+        Vec<float> some[w];
+        load_inputs(rows + o, k + i, p.inputs, some);
+        unrolled<w>([&](auto j) TARNN_LAMBDA { x[i + j] = some[j]; });
+      }
+      const Vec<float> factor = best_factor(x), per_factor = factor != 0 ? 1.f / factor : Vec<float>{};
+      Bfloat16::store(reinterpret_cast<std::uint16_t*>(to) + o, factor);
+      Vec<float> sum{};
+      Integers<float> words[group / 8]{};  // eight inputs each: those of the low halves of its bytes, and those of the high ones
+      for (int i = 0; i < group; ++i) {
+        const Vec<float> whole = four_bits(factor != 0 ? x[i] * per_factor : Vec<float>{});
+        sum += whole;
+        words[i / 8] |= (__builtin_convertvector(whole, Integers<float>) + 8) << (i % 4 * 8 + i % 8 / 4 * 4);
+      }
+      for (int i = 0; i < group / 8; ++i) std::memcpy(to + factor_bytes + (i * panel + o) * 4, &words[i], sizeof words[i]);
+      total += sum * factor;
+    }
+    store(sums + o, total);
+  }
+}
+
+/// Bytes of a row, with room for a whole vector behind it.
+Index bytes_of_row(Index inputs) { return whole<float>(inputs) + TARNN_VECTOR_BYTES; }
+
+std::size_t room(Index inputs) { return static_cast<std::size_t>(panel * bytes_of_row(inputs)); }
+
+void pack(const Packing& p, Index index, void* scratch) {
+  const float* const* rows = p.rows + index * panel;
+  char* at = p.at + index * bytes_of_panel(p.format, p.inputs);
+  float* sums = p.sums + index * panel;
+  switch (p.format) {
+    case Format::float32: return pack_floats<Same<float>>(p, rows, at);
+    case Format::bfloat16: return pack_floats<Bfloat16>(p, rows, at);
+    case Format::int8:
+      return pack_int8(p, rows, at, p.scale + index * panel, sums, static_cast<std::int8_t*>(scratch), bytes_of_row(p.inputs));
+    case Format::int4: return pack_int4(p, rows, at, sums);
+  }
+}
+
+}  // namespace
+
+extern const PackKernel pack_kernel;
+const PackKernel pack_kernel = {room, pack};
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

@@ -1,0 +1,22 @@
+// Weights on their way into the fused step's block: what the library hands to the kernel.
+#pragma once
+
+#include "model_step/matrix.h"
+
+namespace tarnn {
+
+/// A matrix to be packed: for each output of its panels where its weights lie, null for none; and where it goes, as `Matrix` says.
+struct Packing {
+  Format format;
+  Index inputs;
+  const float* const* rows;
+  char* at;
+  float *scale, *sums;
+};
+
+struct PackKernel {
+  std::size_t (*room)(Index inputs);
+  void (*pack)(const Packing&, Index panel, void* scratch);
+};
+
+}  // namespace tarnn

@@ -1,0 +1,59 @@
+// The operator that puts a matrix into the fused step's block of weights.
+#include <stdexcept>
+#include <vector>
+
+#include "common/operators.h"
+#include "model_step/packing.h"
+
+namespace {
+
+using namespace tarnn;
+
+constexpr Index worth_a_packer = 1 << 18;  // weights
+
+/// Where the weights of each output lie: one matrix after the other, or, in turns, a panel of each.
+std::vector<const float*> rows_of(const std::vector<Tensor>& weights, Index inputs, bool turns) {
+  std::vector<const float*> rows;
+  Index most = 0;
+  for (const Tensor& x : weights) {
+    if (x.dim() != 2 || x.size(1) != inputs || x.scalar_type() != Type::float32 || (inputs > 1 && x.stride(1) != 1))
+      throw std::runtime_error("weights to be packed must be float32, of as many inputs each, side by side.");
+    most = std::max(most, x.size(0));
+  }
+  const Index each = turns ? panel : most;
+  for (Index begin = 0; begin < most; begin += each)
+    for (const Tensor& x : weights)
+      for (Index i = begin; i < (turns ? begin + each : x.size(0)); ++i)
+        rows.push_back(i < x.size(0) ? static_cast<const float*>(x.const_data_ptr()) + i * x.stride(0) : nullptr);
+  rows.resize(static_cast<std::size_t>(whole_panels(static_cast<Index>(rows.size()))));
+  return rows;
+}
+
+/// at, scale, sums: bytes from the block's beginning; the last two count only in formats that have them.
+void pack(std::vector<Tensor> weights, bool turns, Index format, Tensor block, Index at, Index scale, Index sums) {
+  if (weights.empty() || format < 0 || format > static_cast<Index>(Format::int4)) throw std::runtime_error("there is nothing to be packed.");
+  const Index inputs = weights[0].size(1), bytes = block.numel();
+  const std::vector<const float*> rows = rows_of(weights, inputs, turns);
+  const Index panels = static_cast<Index>(rows.size()) / panel, vector = panels * panel * static_cast<Index>(sizeof(float));
+  char* begin = static_cast<char*>(block.mutable_data_ptr());
+  const auto place = [&](Index from, Index size) {
+    if (from < 0 || from % 64 || size > bytes - from) throw std::runtime_error("the block has no room for these weights.");
+    return begin + from;
+  };
+  Packing p{static_cast<Format>(format), inputs, rows.data(), nullptr, nullptr, nullptr};
+  p.at = place(at, panels * bytes_of_panel(p.format, inputs));
+  if (p.format == Format::int8) p.scale = reinterpret_cast<float*>(place(scale, vector));
+  if (p.format == Format::int8 || p.format == Format::int4) p.sums = reinterpret_cast<float*>(place(sums, vector));
+  const PackKernel& kernel = *kernels().pack;
+  const auto task = [&](Index i, void* scratch) { kernel.pack(p, i, scratch); };
+  const auto call = [](void* context, Index i, void* scratch) { (*static_cast<const decltype(task)*>(context))(i, scratch); };
+  run(panels, std::min(get_num_threads(), 1 + panels * panel * inputs / worth_a_packer), kernel.room(inputs), call, const_cast<void*>(static_cast<const void*>(&task)));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
+  m.def("pack(Tensor[] weights, bool turns, int format, Tensor(a!) block, int at, int scale, int sums) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) { m.impl("pack", TORCH_BOX(&pack)); }
