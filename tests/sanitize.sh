@@ -47,6 +47,7 @@ sanitized() {
 suite() {  # what compiles is left out: the sanitizers would follow into the compiler
     sanitized -m pytest -q -x -p no:cacheprovider --timeout=1200 -m "not compile" "$@"
 }
+whole_models=(tests/conversion/test_fused.py tests/huggingface/test_described.py tests/huggingface/test_described_mamba2.py)
 drawn() {
     sanitized tests/fuzz.py --unjudged --calls "$1"
     sanitized tests/fuzz_delta.py --unjudged --calls "$1"
@@ -60,7 +61,8 @@ case "${1:-}" in
             fi
             echo "sanitize: $isa"
             TARNN_ISA=$isa drawn 3000
-            TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused/test_prefill.py tests/decoding/fused/test_row_caches.py tests/decoding/test_draws.py
+            TARNN_ISA=$isa sanitized tests/fuzz_ops.py hybrid --calls 1000
+            TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused tests/decoding/test_draws.py "${whole_models[@]}"
         done ;;
     *) suite "$@" ;;
 esac

@@ -88,7 +88,8 @@ def digits(found: dict[str, Any]) -> int:
 
 def figure(options, facts, results: dict[str, Any]):
     """Time and memory against length, decoders' layers where there are any; and accuracy against speed, with memory as size."""
-    made, (time, memory, arena) = panels(3, width=5.2, height=4.8)
+    tasks = [found for found in results["quality"].values() if found.get("short") and not found["causal"]]
+    made, (time, memory, *arena) = panels(3 if tasks else 2, width=5.2, height=4.8)
     kinds = {"back": results["cost"].get("back", {}), "both": results["cost"].get("both", {})}
     costs = {row: kinds["back"].get(row) or kinds["both"].get(row) or {} for row in ROWS}
     for row, known in costs.items():
@@ -98,10 +99,16 @@ def figure(options, facts, results: dict[str, Any]):
     label(time, "tokens", "milliseconds, forward and backward", ticks=options.lengths)
     label(memory, "tokens", "peak MiB", ticks=options.lengths)
     made.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False, fontsize="small")
-    tasks = [found for found in results["quality"].values() if found.get("short") and not found["causal"]]
+    if tasks:
+        draw_arena(*arena, tasks, results["cost"])
+    return made
+
+
+def draw_arena(arena, tasks: list[dict[str, Any]], costs: dict[str, Any]) -> None:
+    """Accuracy against speed; the size of a disc shows memory."""
     for row in ROWS:
         values = [scores(found, "short", row) for found in tasks]
-        known = kinds["both"].get(row) or kinds["back"].get(row) or {}
+        known = costs.get("both", {}).get(row) or costs.get("back", {}).get(row) or {}
         at = known.get("4096") or next(iter(known.values()), None)
         if at is not None and values and all(values):
             place = 1000 / at.ms, statistics.mean(x[-1] for x in values)
@@ -112,4 +119,3 @@ def figure(options, facts, results: dict[str, Any]):
             arena.annotate(row, place, fontsize="x-small", weight=bold, xytext=(3, 3), textcoords="offset points")
     arena.set(xlabel="steps per second, 4,096 tokens", ylabel="mean accuracy of the encoder's tasks, %", xscale="log")
     arena.grid(alpha=0.3)
-    return made

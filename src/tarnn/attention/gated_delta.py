@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from tarnn.attention.filters import check_filter_width, initial_filters
-from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.recurrent import RecurrentAttention
 from tarnn.attention.registry import register
-from tarnn.numerics import wide, widen
+from tarnn.numerics import widen
 from tarnn.ops import ConvolutionState, DeltaState, delta_rule, delta_step, short_convolution, short_convolution_step
 from tarnn.ops.state import State
 from tarnn.other_names import LAYER, names_ours
@@ -26,7 +26,7 @@ class GatedDeltaState(State):
 
 
 @register("gated_delta")
-class GatedDeltaAttention(MultiHeadAttention):
+class GatedDeltaAttention(RecurrentAttention):
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a memory that answers keys with values, and that tokens correct.
 
         q, k, v = silu(filter(W x)),  q and k of length 1,  β = σ(W_β x)
@@ -41,6 +41,9 @@ class GatedDeltaAttention(MultiHeadAttention):
     Causal self-attention only, since each token corrects what those before it wrote. It takes no rotary positions: filters and
     corrections know the order.
     """
+
+    state_class = GatedDeltaState
+    why_causal = "a delta rule corrects what earlier tokens wrote, so it needs causal self-attention"
 
     @names_ours(LAYER)
     def __init__(
@@ -57,15 +60,11 @@ class GatedDeltaAttention(MultiHeadAttention):
         decay: nn.Module | None = None,
         filter_width: int = 4,
     ):
-        if not causal or context_size is not None:
-            raise ValueError(
-                "a delta rule corrects what earlier tokens wrote, so it needs causal self-attention; take attention = "
-                '"linear" or "softmax" for encoders and for cross attention.'
-            )
         super().__init__(
             hidden_size,
             num_heads,
             causal=causal,
+            context_size=context_size,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             bias=bias,
@@ -85,29 +84,18 @@ class GatedDeltaAttention(MultiHeadAttention):
         """Draw the parameters that are no projection."""
         return {"filters": initial_filters(*self.filters.shape)}
 
-    def forward(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "b t hidden"],
-        context: Tensor | None = None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | None = None,
-        rotation: Any = None,
-        state: GatedDeltaState | None = None,
-        return_state: bool = False,
-        inplace: bool = False,
-    ) -> Any:
-        """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
-        options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "return_state": return_state}
-        inputs = self._inputs(self.source(x, context, state))
+    def read(
+        self, x: Tensor, state: GatedDeltaState | None, *, return_state: bool, **places: Any
+    ) -> tuple[Tensor, GatedDeltaState | None]:
+        options: dict[str, Any] = {**places, "return_state": return_state}
+        inputs = self._inputs(x)
         filters = None if state is None else ConvolutionState(state.tokens.to(inputs.dtype))
         outputs: Any = short_convolution(inputs, self.filters, activation="silu", state=filters, **options)
         filtered, *filters_after = outputs if return_state else (outputs,)
         memory = None if state is None else DeltaState(state.S)
         o, *memory_after = self.mix(x, *self._vectors(filtered), state=memory, **options)
         y = self._output(x, o, inputs.dtype)
-        return (y, GatedDeltaState(memory_after[0].S, filters_after[0].tokens)) if return_state else y
+        return y, GatedDeltaState(memory_after[0].S, filters_after[0].tokens) if return_state else None
 
     def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The filtered q, k and v of whole sequences."""
@@ -121,16 +109,7 @@ class GatedDeltaAttention(MultiHeadAttention):
         outputs: Any = delta_rule(q, k, v, **self._gates(x), **options)
         return outputs if return_state else (outputs,)
 
-    def step(
-        self,
-        x: Float[Tensor, "b 1 hidden"],
-        state: GatedDeltaState,
-        *,
-        positions: Int[Tensor, "#b 1"] | None = None,
-        rotation: Any = None,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "b 1 hidden"], GatedDeltaState]:
-        self.check_token(x)
+    def read_token(self, x: Tensor, state: GatedDeltaState, *, inplace: bool) -> tuple[Tensor, GatedDeltaState]:
         inputs, memory = self._inputs(x), DeltaState(state.S)
         filters = ConvolutionState(state.tokens.to(inputs.dtype))
         filtered, filters = short_convolution_step(
@@ -139,14 +118,9 @@ class GatedDeltaAttention(MultiHeadAttention):
         o, memory = delta_step(*self._vectors(filtered), **self._gates(x), state=memory, inplace=inplace)
         return self._output(x, o, inputs.dtype), GatedDeltaState(memory.S, filters.tokens)
 
-    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> GatedDeltaState:
-        """The state before the first token, whatever the capacity: filters' inputs in `dtype`, by default the weights', and the
-        matrices in float32, or float64 for that."""
-        weight = self.beta_proj.weight
-        dtype, device = dtype or weight.dtype, device or weight.device
-        S = torch.zeros(batch_size, self.num_kv_heads, self.head_dim, self.head_dim, dtype=wide(dtype), device=device)
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         channels, width = self.filters.shape
-        return GatedDeltaState(S, S.new_zeros(batch_size, width - 1, channels, dtype=dtype))
+        return (self.num_kv_heads, self.head_dim, self.head_dim), (width - 1, channels)
 
     def _inputs(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b t c"]:
         """What is filtered: queries, keys and values side by side."""

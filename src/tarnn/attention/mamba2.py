@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from tarnn.attention.filters import check_filter_width, initial_filters
-from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.norm import RMSNorm
+from tarnn.attention.recurrent import RecurrentAttention
 from tarnn.attention.registry import register
 from tarnn.feature_maps.elementwise import Identity
-from tarnn.numerics import wide, widen
+from tarnn.numerics import widen
 from tarnn.ops import (
     ConvolutionState,
     LinearState,
@@ -38,7 +38,7 @@ class Mamba2State(State):
 
 
 @register("mamba2")
-class Mamba2Attention(MultiHeadAttention):
+class Mamba2Attention(RecurrentAttention):
     """Mamba-2 (Dao and Gu 2024, section 7, arXiv 2405.21060): each head forgets, and writes, by a time step of its own.
 
         v, k, q = silu(filter(W x))        Δ = softplus(W_Δ x + b),  one per head
@@ -55,6 +55,9 @@ class Mamba2Attention(MultiHeadAttention):
     Causal self-attention only. It has its own decay, and takes no rotary positions: filters and decay know the order.
     """
 
+    state_class = Mamba2State
+    why_causal = "a Mamba-2 layer is a recurrence over its own input, from left to right"
+
     @names_ours(LAYER)
     def __init__(
         self,
@@ -69,12 +72,15 @@ class Mamba2Attention(MultiHeadAttention):
         state_size: int = 64,
         filter_width: int = 4,
     ):
-        if not causal or context_size is not None:
-            raise ValueError(
-                'a Mamba-2 layer is a recurrence over its own input, from left to right; take attention = "linear" or '
-                '"softmax" for encoders and for cross attention.'
-            )
-        super().__init__(hidden_size, num_heads, causal=True, head_dim=head_dim, bias=bias, dropout=dropout)
+        super().__init__(
+            hidden_size,
+            num_heads,
+            causal=causal,
+            context_size=context_size,
+            head_dim=head_dim,
+            bias=bias,
+            dropout=dropout,
+        )
         check_filter_width(filter_width)
         if type(state_size) is not int or state_size < 1:
             raise ValueError(
@@ -126,22 +132,11 @@ class Mamba2Attention(MultiHeadAttention):
             kept=self.filter_width - 1,
         )
 
-    def forward(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "b t hidden"],
-        context: Tensor | None = None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | None = None,
-        rotation: Any = None,
-        state: Mamba2State | None = None,
-        return_state: bool = False,
-        inplace: bool = False,
-    ) -> Any:
-        """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
-        options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "return_state": return_state}
-        gate, inputs, dt = self._projected(self.source(x, context, state))
+    def read(
+        self, x: Tensor, state: Mamba2State | None, *, return_state: bool, **places: Any
+    ) -> tuple[Tensor, Mamba2State | None]:
+        options: dict[str, Any] = {**places, "return_state": return_state}
+        gate, inputs, dt = self._projected(x)
         before = None if state is None else ConvolutionState(state.tokens.to(inputs.dtype))
         outputs: Any = short_convolution(
             inputs, self.filters, self.filter_bias, activation="silu", state=before, **options
@@ -150,7 +145,7 @@ class Mamba2Attention(MultiHeadAttention):
         memory = None if state is None else _memory(state.S)
         o, *after = self._attend(*self._vectors(filtered), dt, state=memory, **options)
         y = self._output(o, gate)
-        return (y, Mamba2State(after[0].S, filters[0].tokens)) if return_state else y
+        return y, Mamba2State(after[0].S, filters[0].tokens) if return_state else None
 
     def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Make the filtered q, k and v of whole sequences."""
@@ -164,16 +159,7 @@ class Mamba2Attention(MultiHeadAttention):
         options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "state": state, "return_state": return_state}
         return self._attend(q, k, v, self._projected(x)[2], **options)
 
-    def step(
-        self,
-        x: Float[Tensor, "b 1 hidden"],
-        state: Mamba2State,
-        *,
-        positions: Int[Tensor, "#b 1"] | None = None,
-        rotation: Any = None,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "b 1 hidden"], Mamba2State]:
-        self.check_token(x)
+    def read_token(self, x: Tensor, state: Mamba2State, *, inplace: bool) -> tuple[Tensor, Mamba2State]:
         gate, inputs, dt = self._projected(x)
         before = ConvolutionState(state.tokens.to(inputs.dtype))
         filtered, filters = short_convolution_step(
@@ -188,13 +174,8 @@ class Mamba2Attention(MultiHeadAttention):
         y = self._output(self._with_skip(o, v), gate)
         return y, Mamba2State(memory.S, filters.tokens)
 
-    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> Mamba2State:
-        """The state before the first token, whatever the capacity: filters' inputs in `dtype`, by default the weights', and the
-        matrices in float32, or float64 for that."""
-        weight = self.in_proj.weight
-        dtype, device = dtype or weight.dtype, device or weight.device
-        S = torch.zeros(batch_size, self.num_heads, self.state_size, self.head_dim, dtype=wide(dtype), device=device)
-        return Mamba2State(S, S.new_zeros(batch_size, self.filter_width - 1, self.widths[1], dtype=dtype))
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.num_heads, self.state_size, self.head_dim), (self.filter_width - 1, self.widths[1])
 
     def _projected(self, x: Float[Tensor, "b t hidden"]) -> tuple[Tensor, ...]:
         """The gate, what is filtered, and Δ before its softplus."""

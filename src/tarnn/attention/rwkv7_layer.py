@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.recurrent import RecurrentAttention
 from tarnn.attention.registry import register
 from tarnn.attention.rwkv7 import Rwkv7TimeMixing, Vectors
 from tarnn.attention.token_shift import token_shift
-from tarnn.numerics import wide
 from tarnn.ops.state import State
 from tarnn.other_names import LAYER, names_ours
 
@@ -25,7 +23,7 @@ class Rwkv7State(State):
 
 
 @register("rwkv7")
-class Rwkv7Attention(MultiHeadAttention):
+class Rwkv7Attention(RecurrentAttention):
     """RWKV-7 (Peng et al. 2025, section 4, arXiv 2503.14456): a state under a delta rule whose rate each channel learns.
 
     `mixing`, a `Rwkv7TimeMixing`, has the formula and the parameters, with ranks as the paper derives them from the hidden
@@ -36,6 +34,9 @@ class Rwkv7Attention(MultiHeadAttention):
 
     Causal self-attention only. It has its own decay, takes no rotary positions, and its projections have no bias.
     """
+
+    state_class = Rwkv7State
+    why_causal = "an RWKV-7 layer is a recurrence over its own input, from left to right"
 
     @names_ours(LAYER)
     def __init__(
@@ -48,12 +49,9 @@ class Rwkv7Attention(MultiHeadAttention):
         context_size: int | None = None,
         dropout: float = 0.0,
     ):
-        if not causal or context_size is not None:
-            raise ValueError(
-                'an RWKV-7 layer is a recurrence over its own input, from left to right; take attention = "linear" or '
-                '"softmax" for encoders and for cross attention.'
-            )
-        super().__init__(hidden_size, num_heads, causal=True, head_dim=head_dim, dropout=dropout)
+        super().__init__(
+            hidden_size, num_heads, causal=causal, context_size=context_size, head_dim=head_dim, dropout=dropout
+        )
         del self.q_proj, self.k_proj, self.v_proj, self.o_proj
         self.mixing = Rwkv7TimeMixing(hidden_size, num_heads, low_ranks(hidden_size), self.head_dim)
 
@@ -66,25 +64,12 @@ class Rwkv7Attention(MultiHeadAttention):
         plan.add(self.dropout)
         return plan.add(self.mixing)
 
-    def forward(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "b t hidden"],
-        context: Tensor | None = None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | None = None,
-        rotation: Any = None,
-        state: Rwkv7State | None = None,
-        return_state: bool = False,
-        inplace: bool = False,
-    ) -> Any:
-        """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
-        x = self.source(x, context, state)
-        state = self._before(x, cu_seqlens) if state is None else state
-        y, S, last, _ = self.mixing(x, state.S, state.last, None, key_mask=key_mask, cu_seqlens=cu_seqlens)
-        y = self.dropout(y)
-        return (y, Rwkv7State(S, last)) if return_state else y
+    def read(
+        self, x: Tensor, state: Rwkv7State | None, *, return_state: bool, **places: Any
+    ) -> tuple[Tensor, Rwkv7State | None]:
+        state = self._before(x, places["cu_seqlens"]) if state is None else state
+        y, S, last, _ = self.mixing(x, state.S, state.last, None, **places)
+        return self.dropout(y), Rwkv7State(S, last)
 
     def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Make r, k and v of whole sequences."""
@@ -100,29 +85,15 @@ class Rwkv7Attention(MultiHeadAttention):
         o, S = self.mixing.mix(vectors, S, key_mask=key_mask, cu_seqlens=cu_seqlens)
         return (o, S) if return_state else (o,)
 
-    def step(
-        self,
-        x: Float[Tensor, "b 1 hidden"],
-        state: Rwkv7State,
-        *,
-        positions: Int[Tensor, "#b 1"] | None = None,
-        rotation: Any = None,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "b 1 hidden"], Rwkv7State]:
-        self.check_token(x)
+    def read_token(self, x: Tensor, state: Rwkv7State, *, inplace: bool) -> tuple[Tensor, Rwkv7State]:
         vectors = self.mixing.vectors(x, state.last[:, None].to(x.dtype))
         o, S = self.mixing.mix(vectors, state.S, one_token=True, inplace=inplace)
         y = self.dropout(self.mixing.finish(o, vectors))
         last = state.last.copy_(x[:, 0]) if inplace else x[:, 0]
         return y, Rwkv7State(S, last)
 
-    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> Rwkv7State:
-        """The state before the first token, whatever the capacity: the last input in `dtype`, by default the weights', and the
-        matrices in float32, or float64 for that."""
-        weight = self.mixing.key.weight
-        last = torch.zeros(batch_size, self.hidden_size, dtype=dtype or weight.dtype, device=device or weight.device)
-        S = last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim, dtype=wide(last.dtype))
-        return Rwkv7State(S, last)
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.num_heads, self.head_dim, self.head_dim), (self.hidden_size,)
 
     def _before(self, x: Tensor, cu_seqlens: Tensor | None, value_dim: int | None = None) -> Rwkv7State:
         """Make the state before the first token of these sequences, for values of another width if that is given."""

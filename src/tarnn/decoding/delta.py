@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tarnn.attention.gated_delta import GatedDeltaState
 from tarnn.decoding.parts import Decay, Norm, Product, Shapes
-from tarnn.kernels.cpu.model_step import DECAYS, PANEL, Block
+from tarnn.kernels.cpu.model_step import DECAYS, PANEL, Block, padded
 from tarnn.ops import State
 
 
@@ -55,9 +54,9 @@ class Delta(NamedTuple):
 
     def write(self, block: Block, weights: str) -> None:
         """Into the block of weights and its plan, behind the layer's kind, norms and feed-forward."""
-        values, width = self.heads[2], self.filters.shape[-1]
+        width = self.filters.shape[-1]
         block.numbers(*self.heads, width, width - 1 if self.kept is None else self.kept)
-        block.place(pad(self.filters.float().mT, (0, -len(self.filters) % PANEL)))
+        block.place(padded(self.filters.float().mT, PANEL))
         block.numbers(DECAYS.index(self.decay.kind))
         block.place(torch.tensor((self.strength, self.norm.eps), dtype=torch.float64))
         block.vector(self.norm.gain)
@@ -65,5 +64,4 @@ class Delta(NamedTuple):
         block.products([*self.inputs, *filter(None, [self.decay.rows])], weights)
         block.matrix(*self.output, weights)
         if self.decay.up is not None:
-            weight, bias = self.decay.up
-            block.heads(weight.unflatten(0, (values, -1)), None if bias is None else bias.unflatten(0, (values, -1)))
+            block.heads(*self.decay.up.by_head(self.heads[2]))

@@ -57,9 +57,7 @@ def _write_attention(block: Block, x: Attention, weights: str, rotations: list[A
     block.products(rows, weights)
     block.matrix(*x.output, weights)
     if x.decay.up is not None:
-        g = x.heads[1]
-        weight, bias = x.decay.up
-        block.heads(weight.unflatten(0, (g, -1)), None if bias is None else bias.unflatten(0, (g, -1)))
+        block.heads(*x.decay.up.by_head(x.heads[1]))
     for norm in (x.q_norm, x.k_norm, x.o_norm):
         block.vector(None if norm is None else norm.gain)
     block.vector(x.decay.log_decay)

@@ -27,6 +27,11 @@ class Product(NamedTuple):
         biases = [None] * len(widths) if self.bias is None else self.bias.split(list(widths))
         return [Product(*x) for x in zip(self.weight.split(list(widths)), biases, strict=True)]
 
+    def by_head(self, num_heads: int) -> tuple[Tensor, Tensor | None]:
+        """W (heads, outputs of each, inputs) and the bias (heads, outputs of each)."""
+        weight = self.weight.unflatten(0, (num_heads, -1))
+        return weight, None if self.bias is None else self.bias.unflatten(0, (num_heads, -1))
+
 
 class Norm(NamedTuple):
     """Of vectors divided by the root of their mean square (centred: of their variance) + eps."""

@@ -60,11 +60,7 @@ class Rwkv7(NamedTuple):
         for pair in self.low:
             block.numbers(0 if pair is None else len(pair[0].weight))
             if pair is not None:
-                weight, bias = pair[1]
-                block.matrix(*pair[0], low)
-                block.heads(
-                    weight.unflatten(0, (self.heads, -1)),
-                    None if bias is None else bias.unflatten(0, (self.heads, -1)),
-                    low,
-                )
+                down, up = pair
+                block.matrix(*down, low)
+                block.heads(*up.by_head(self.heads), low)
         block.matrix(*self.output, weights)
