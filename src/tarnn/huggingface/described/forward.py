@@ -123,9 +123,7 @@ def _state_of(layer: Any, like: Any, mask: Tensor | None) -> State:
 
 
 def _with_room(state: Any, num_tokens: int) -> State:
-    if not isinstance(state, KVCache) or state.length + num_tokens <= state.capacity:
-        return state
-    return state.resized(max(SMALLEST_CACHE, state.length + num_tokens, 2 * state.capacity))
+    return state.with_room(num_tokens) if isinstance(state, KVCache) else state
 
 
 def _give(layer: Any, state: Any) -> tuple[Tensor, ...]:
