@@ -6,6 +6,7 @@ Random weights of equal shape and bits, batch 1, behind 128 and 8,192 tokens; ca
 choice; tarnn also with bfloat16). ENVIRONMENT has `llama-cpp-python` and `gguf`, or `onnx` and `onnxruntime`, or all of them;
 what is missing is named and left out. Each engine runs in a process of its own. int8 and int4 are the engines' own: Q8_0 and
 Q4_0, MatMulNBits with groups of 32 and bytes as activations. The linear model has the same shape and no cache.
+Models of other families, beside transformers: `one_call.py`.
 """
 
 import json

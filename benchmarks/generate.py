@@ -6,7 +6,7 @@ The claim: who calls `model.generate`, or a pipeline, need not know of the fused
 batch 1, 16 tokens of a prompt and then 128 more, random weights, float32. In turns: `generate` as it is, which packs the
 weights in each call; within `fused_forward(model, "int8")`, packed in each call as well; with the model's own step; the
 token loop of `tarnn generate` with a step that was packed before; and `generate` of transformers' own Llama with its cache.
-All of ours must write the same text, but for int8.
+All of ours must write the same text, but for int8. Models of other families, as rows: `one_call.py`.
 
 Then, for the smallest size, the token loop beside what an expert writes: a bare PyTorch Llama with one product for q, k and
 v and a cache that is allocated once (`toolkit/bare_llama.py`); 32, 128 and 512 tokens, batch 1 and 16; linear and softmax.

@@ -1,12 +1,14 @@
 """Other families by the fused step: converted Llamas, and Qwen3.5, OLMo-hybrid and Mamba-2 of transformers.
 
     python benchmarks/one_call.py        # some ten minutes; benchmarks/results/one_call.{json,md}
+    python benchmarks/one_call.py --families "Qwen3.5, 0.8 B"     # less than that, and 8 GiB; runs/benchmarks/
 
 The claim: `model.generate` of a patched model, or of a converted one, is several times as fast as transformers. Random weights,
 about 100 million parameters, greedy, batch 1. In turns: transformers as it comes; tarnn's ops, layer by layer (patched; of a
 Llama: converted); the fused step in four formats. One text each: a prompt of 1,024 tokens, then 24 more. The prompt's time ends
 with the first new token, and packing the weights is in it, as `generate` packs for each text; a token's is the median of the
-others. With float32 weights, small models write the same text in all ways, or nothing is measured.
+others. With float32 weights, small models write the same text in all ways, or nothing is measured. The large one is of the shape
+of Qwen3.5-0.8B: transformers in float32 beside the fused step in bfloat16 and int8.
 
 Beside a token stands the least that memory allows: the bytes of the packed weights and twice those of the states, at the rate at
 which torch sums as many float32 numbers, or finds their maximum, whichever is faster, measured in the same turns.
@@ -57,21 +59,45 @@ DELTA = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 128,
 }
+LARGE = "Qwen3.5, 0.8 B"
+OF_LARGE = {
+    **COMMON,
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 SSD = {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "state_size": 128, "n_groups": 1}
 CONVERTED = "Llama, converted"
 FAMILIES: dict[
     str, Callable[[int], Any]
-] = {  # a config with so many layers; Mamba-2 has no feed-forward, so twice as many
+] = {  # a config with so many layers; twice as many of the large one, and of Mamba-2, which has no feed-forward
     CONVERTED: lambda layers: hf.LlamaConfig(**COMMON, **SIZE, num_hidden_layers=layers),
     "Qwen3.5": lambda layers: hf.Qwen3_5TextConfig(**COMMON, **SIZE, **DELTA, num_hidden_layers=layers),
     "OLMo-hybrid": lambda layers: hf.OlmoHybridConfig(**COMMON, **SIZE, **DELTA, num_hidden_layers=layers),
     "Mamba-2": lambda layers: hf.Mamba2Config(**COMMON, **SSD, num_hidden_layers=2 * layers),
+    LARGE: lambda layers: hf.Qwen3_5TextConfig(**OF_LARGE, num_hidden_layers=2 * layers),
 }
-FULL = {"families": list(FAMILIES), "layers": 12, "tokens": 24, "prompt": 1024, "rounds": 3}
+FULL = {"families": [x for x in FAMILIES if x != LARGE], "layers": 12, "tokens": 24, "prompt": 1024, "rounds": 3}
 QUICK = {"layers": 4, "tokens": 2, "prompt": 70, "rounds": 1}
 THEIRS, OURS = "transformers", "layer by layer"
 FASTER, FASTER_PROMPT, OF_MEMORY = 4.0, 3.0, 1.3
 CHECKED = 64, 8  # tokens of a prompt, and behind it
+
+
+def formats_of(name: str) -> tuple[str, ...]:
+    """In which formats a family's weights are packed."""
+    return ("bfloat16", "int8") if name == LARGE else FORMATS
+
+
+def ways_of(name: str) -> tuple[str, ...]:
+    return (THEIRS, *formats_of(name)) if name == LARGE else (THEIRS, OURS, *FORMATS)
 
 
 def main() -> int:
@@ -82,7 +108,7 @@ def main() -> int:
 
 def check(options) -> str:
     """The texts of tiny models."""
-    for name in options.families:
+    for name in {"Qwen3.5" if x == LARGE else x for x in options.families}:
         model, texts = made(name, 4), {}
         for way in (THEIRS, OURS, "float32"):
             if (name, way) != (CONVERTED, THEIRS):  # which estimates, so that its text is another
@@ -137,9 +163,9 @@ class Stamps(BaseStreamer):
 def measure(options, found: dict[str, Any], keep) -> None:
     for name in options.families:
         model, times = made(name, options.layers), {}
-        read = {way: read_by_a_step(name, model, way) for way in FORMATS}
+        read = {way: read_by_a_step(name, model, way) for way in formats_of(name)}
         rounds, share = taken_quietly(partial(all_rounds, name, model, read, options))
-        for way in (THEIRS, OURS, *FORMATS):
+        for way in ways_of(name):
             times[way] = {key: median(x[way][key] for x in rounds) for key in rounds[0][way]}
             if way in read:
                 times[way] |= {"memory_ms": min(x[way]["memory_ms"] for x in rounds), "bytes": read[way]}
@@ -155,7 +181,7 @@ def all_rounds(*given: Any) -> list[dict[str, dict[str, float]]]:
 def one_round(name: str, model: Any, read: dict[str, int], options) -> dict[str, dict[str, float]]:
     """Milliseconds of a token and of the prompt, way by way; and of reading as much memory as a token takes."""
     found = {}
-    for way in (THEIRS, OURS, *FORMATS):
+    for way in ways_of(name):
         clock = Stamps()
         with surroundings(name, model, way):
             written(model, options.prompt, 1 + options.tokens, clock)
@@ -180,12 +206,19 @@ def read_by_a_step(name: str, model: Any, weights: str) -> int:
 
 def targets(found: dict[str, Any]) -> list[Target]:
     ways = {name: one["ways"] for name, one in found.items()}
-    faster = {name: at[THEIRS]["token_ms"] / at["float32"]["token_ms"] for name, at in ways.items()}
-    prompts = {name: at[THEIRS]["prompt_ms"] / at["float32"]["prompt_ms"] for name, at in ways.items()}
-    floors = {f"{name}, {x}": at[x]["token_ms"] / at[x]["memory_ms"] for name, at in ways.items() for x in FORMATS}
-    return [
+    floors = {
+        f"{name}, {x}": at[x]["token_ms"] / at[x]["memory_ms"] for name, at in ways.items() for x in formats_of(name)
+    }
+    faster, prompts = (
+        {name: at[THEIRS][key] / at["float32"][key] for name, at in ways.items() if "float32" in at}
+        for key in ("token_ms", "prompt_ms")
+    )
+    of_small = [
         at_least(f"a token: at least {FASTER:g} times as fast as transformers", "float32", FASTER, faster),
         at_least(f"a prompt: at least {FASTER_PROMPT:g} times as fast", "float32", FASTER_PROMPT, prompts),
+    ]
+    return [
+        *(of_small if faster else []),
         at_most(f"a token takes at most {OF_MEMORY:g} times what memory allows", "all formats", OF_MEMORY, floors),
     ]
 

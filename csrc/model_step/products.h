@@ -151,6 +151,7 @@ struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
     const Index j = column % panel, end = k + n;
     for (; k < end; k += group, w += group_bytes) {
       typename Dot::Sum dots[R * N]{};
+      ask(w);  // for factors too, or a ninth of the lines come late
       const char* at = w + factor_bytes;
       for (Index part = k; part < k + group; part += 8, at += step_bytes) {
         ask(at);

@@ -53,6 +53,23 @@ TARNN_INLINE Vec<float> lanes_of_score(const typename Format::Stored* key, const
   return sum;
 }
 
+/// Scores of whole vectors of keys that are near, d = V vectors: q stays in registers. The same numbers as below, in half the time.
+template <typename Format, int V, typename Stored = typename Format::Stored>
+Index score_near_keys(const Stored* keys, const float* q, Index n, float scale, float* scores) {
+  constexpr int w = width<float>, d = V * w;
+  Vec<float> own[V];
+  unrolled<V>([&](auto c) TARNN_LAMBDA { own[c] = load(q + c * w); });
+  Index j = 0;
+  for (; j + w <= n; j += w) {
+    Vec<float> lanes[w]{};
+    unrolled<w>([&](auto i) TARNN_LAMBDA {
+      unrolled<V>([&](auto c) TARNN_LAMBDA { lanes[i] += own[c] * Format::load(keys + (j + i) * d + c * w); });
+    });
+    store(scores + j, scale * sums<float>(lanes));
+  }
+  return j;
+}
+
 /// Scores of n keys: q·k/√d, −∞ where masked. Lanes of as many keys as a vector has are summed at once; a score is the same number
 /// either way. Not so of float32 from memory (not `near`), which is read fastest one key after the other. `next` is asked for.
 template <typename Format, typename Stored = typename Format::Stored>
@@ -60,6 +77,8 @@ void score_keys(const Stored* keys, const Stored* next, bool near, const bool* m
   constexpr int w = width<float>;
   const float scale = 1.f / __builtin_sqrtf(static_cast<float>(d));
   Index j = 0;
+  if (near && !next && d == 64) j = score_near_keys<Format, 64 / w>(keys, q, n, scale, scores);
+  if (near && !next && d == 128) j = score_near_keys<Format, 128 / w>(keys, q, n, scale, scores);
   for (; j + w <= n && (near || sizeof(Stored) < sizeof(float)); j += w) {
     Vec<float> lanes[w];
     unrolled<w>([&](auto i) TARNN_LAMBDA {

@@ -10,7 +10,9 @@ import transformers as hf
 
 from tarnn.conversion import constant_cache
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.kernels.cpu import library
 
+compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 SMALL = ["--window", "16", "--sinks", "2", "--features", "16", "--num-texts", "3", "--length", "64"]
 
 
@@ -213,6 +215,7 @@ def converted(tarnn, llama, text, tmp_path):
     return tmp_path / "converted"
 
 
+@compiled
 def test_generate_writes_what_transformers_would(command, converted):
     """In constant memory, beyond the length of the calibration too; 128 tokens are the model's context."""
     model = hf.AutoModelForCausalLM.from_pretrained(converted)
@@ -226,12 +229,15 @@ def test_generate_writes_what_transformers_would(command, converted):
     assert outcome.out == bytes(expected[0, ids.shape[1] :].tolist()).decode("utf-8", "replace")
     assert "features calibrated on 64 tokens, window and sinks alone beyond" in outcome.err
     assert "Warning" not in outcome.err
+    assert "tarnn: fused step (float32 weights)" in outcome.err
+    fewer = command("generate", converted, "--prompt", prompt, "--greedy", "--max-new-tokens", 4, "--weights", "int8")
+    assert "tarnn: fused step (int8 weights)" in fewer.err
     several = command("generate", converted, "--prompt", prompt, "--num-samples", 2, "--max-new-tokens", 5, "--seed", 1)
     assert several.out.count("--- sample") == 2
 
 
 def test_generate_refuses_what_does_not_fit_a_converted_model(command, converted, llama, tmp_path):
-    for options in (["--state-out", tmp_path / "x"], ["--weights", "int8"], ["--cache", "bfloat16"]):
+    for options in (["--state-out", tmp_path / "x"], ["--cache", "bfloat16"]):
         outcome = command("generate", converted, "--prompt", "a", *options)
         assert (outcome.code, outcome.out) == (2, "")
         assert options[0] in outcome.err.splitlines()[-1]
@@ -239,6 +245,20 @@ def test_generate_refuses_what_does_not_fit_a_converted_model(command, converted
     assert command("generate", converted, "--prompt", "").is_refusal("the prompt is empty")
     assert command("generate", llama, "--prompt", "a").is_refusal("tarnn convert")
     assert command("predict", converted, "a").is_refusal("tarnn generate")
+
+
+@compiled
+def test_without_a_fused_step_transformers_computes(command, tarnn, llama, text, tmp_path):
+    """It says why."""
+    out = tmp_path / "slots"
+    assert tarnn("convert", llama, out, "--texts", text, *SMALL, "--slots", 3)[0] == 0
+    reason = "model.layers.0.self_attn (LlamaAttention) has slots"
+    outcome = command("generate", out, "--prompt", "the cat", "--max-new-tokens", 3)
+    assert (outcome.code, f"on a cache of constant size; no fused step: {reason}" in outcome.err) == (0, True)
+    assert command("generate", out, "--prompt", "a", "--weights", "int8").is_refusal(
+        f"--weights is not possible here: {reason}"
+    )
+    assert f"not fused: {reason}" in " ".join(command("info", out).out.split())
 
 
 def test_info_of_a_converted_model(command, converted, llama):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from support.fused_texts import LONG, generated
 from transformers import DynamicCache
 
+from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
-from tarnn.huggingface import fused_forward as file
+from tarnn.huggingface import fused_forward as file, why_not_fused as of_reasons
 from tarnn.huggingface.fused_forward import WARMUP_TOKENS, fused_forward
+from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
@@ -111,16 +114,38 @@ def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids,
     expected = generated(model, x, None)
     handle = model.model.layers[0].register_forward_hook(lambda *_: None)
     assert torch.equal(model.generate(x, **LONG), expected)
-    with fused_forward(model):
+    reason = "model.layers.0 (TarnnBlock) has a hook"
+    assert why_not_fused(model) == reason
+    with (
+        fused_forward(model),
+        pytest.warns(UserWarning, match=rf"without the fused step, by forward: {re.escape(reason)}"),
+    ):
         assert torch.equal(model.generate(x, **LONG), expected)
     handle.remove()
+    assert why_not_fused(model) is None
     assert not any(steps)
     steps.clear()
-    monkeypatch.setattr(file, "MOST_BYTES", 1000)
+    for module in (file, of_reasons):
+        monkeypatch.setattr(module, "MOST_BYTES", 1000)
     assert torch.equal(model.generate(x, **LONG), expected)
     assert not steps
+    assert re.fullmatch(r"its weights are .* bytes, more than 1,000: request it .*", why_not_fused(model))
+    with fused_forward(model):
+        assert why_not_fused(model) is None
     assert torch.equal(generated(model, x, "float32"), expected)  # asked for
     assert len(steps) == 1
+
+
+def test_old_kernels_are_warned_of_by_default(make_model, ids, monkeypatch):
+    model, x = make_model("default").float(), ids(1, 5)
+    expected = generated(model, x, None)
+    monkeypatch.setattr(fused, "VERSION", 10**6)
+    with pytest.warns(UserWarning, match=r"by forward: the compiled kernels read plans of .*: compile them again"):
+        assert torch.equal(model.generate(x, **LONG), expected)
+
+
+def test_a_model_of_others_knows_no_fused_step():
+    assert "generate of Linear knows no fused step" in why_not_fused(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

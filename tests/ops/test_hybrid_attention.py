@@ -236,6 +236,18 @@ def test_a_window_over_everything_is_softmax(causal):
     assert (share == 0).all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_shares_of_packed_sequences_are_as_precise_as_alone(causal):
+    q, k, v = tensors(1, 2, 2, 30, torch.bfloat16)
+    options = {"causal": causal, "window": 3, "return_far_share": True}
+    _, packed = hybrid_attention(q, k, v, MAPS["elu"], cu_seqlens=torch.tensor([0, 11, 30]), **options)
+    alone = [
+        hybrid_attention(*(x[:, :, part] for x in (q, k, v)), MAPS["elu"], **options)[1]
+        for part in (slice(0, 11), slice(11, 30))
+    ]
+    assert close(packed, torch.cat(alone, 2), 1e-6)
+
+
 def test_constant_features_count_keys():
     """With φ = 1 and λ = 0 each far key weighs 1."""
 

@@ -25,6 +25,7 @@ KINDS = {
     "decayed by channel": {"decay": "channel"},
     "rotary": {"decay": "none", "position": "rotary"},
     "delta": {"attention": "gated_delta"},
+    "convolved": {"conv_kernel": 5, "attention": ["linear", "softmax", "linear"]},
     "hybrid": {"attention": ["linear", "softmax", "linear"], "position": "rotary", "num_key_value_heads": 2},
 }
 SHAPE = {"hidden_size": 72, "head_dim": 18, "intermediate_size": 200}  # wider than a panel of the products

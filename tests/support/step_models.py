@@ -51,6 +51,15 @@ SERVED = {
     },
     "rwkv7": {"attention": "rwkv7", "norm_position": "post", "norm": "layer", "mlp": "gelu"},
     "rwkv7 and others": {"attention": ["mamba2", "rwkv7", "softmax"], "head_dim": 34, "position": "rotary"},
+    "convolved": {"conv_kernel": 5, "attention": ["linear", "softmax", "gated_delta"], "position": "rotary"},
+    "convolved, post-norm": {
+        "conv_kernel": 31,
+        "norm_position": "post",
+        "norm": "layer",
+        "hidden_size": 72,
+        "bias": True,
+    },
+    "convolved by one": {"conv_kernel": 1},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
 }
 SERVED_IMAGES = {

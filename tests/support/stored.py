@@ -15,6 +15,7 @@ KINDS = {
     "linear": {},
     "decay": {"decay": "head", "feature_map": "exp"},
     "hybrid": {"attention": ["linear", "softmax", "none"], "position": "rotary"},
+    "convolved": {"conv_kernel": 5},
 }
 
 

@@ -37,13 +37,11 @@ def continue_converted(
     for name, instead in OURS_ALONE.items():
         if name in given:
             raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
-    if weights:
-        raise UserError("--weights is for tarnn's own models; leave it out.")
     from tarnn.cli.continuation import Request, continue_prompt
     from tarnn.conversion.text import open_text
 
     def load() -> Any:
-        model = open_text(checkpoint, **asked)
+        model = open_text(checkpoint, **asked, weights=weights)
         dtype = str(model.dtype).removeprefix("torch.")
         report(f"tarnn: {checkpoint}, {dtype} on {asked['device']}; {said}; {model.about}")
         return model
@@ -80,6 +78,7 @@ def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str,
     """What `tarnn info` tells of a converted model, as JSON has it."""
     from tarnn.conversion.opening import open_pretrained
     from tarnn.conversion.options import AttentionOptions, converted_layers
+    from tarnn.huggingface.why_not_fused import why_not_fused
     from tarnn.ops.backends import cpu_kernels
 
     model = open_pretrained(checkpoint, converted=True)
@@ -119,6 +118,7 @@ def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str,
         "layers": layers,
         "memory": memory,
         "kernel": cpu_kernels(),
+        "no_fused_step": why_not_fused(model),
     }
 
 
@@ -144,4 +144,5 @@ def converted_text(facts: dict[str, Any]) -> str:
             )
         rows[f"layer {x['layer']}"] = about
     rows["CPU kernel"] = f"{facts['kernel']['path']}: {facts['kernel']['why']}"
+    rows["CPU step"] = "fused" if facts["no_fused_step"] is None else f"not fused: {facts['no_fused_step']}"
     return model_page(facts["checkpoint"], rows, facts["memory"])

@@ -15,8 +15,9 @@ def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
 
     weights: how the fused step keeps them. Raises UserError where it is given and there is no fused step.
     """
-    if not isinstance(loop.model, TextModel | ImageModel):
-        report("tarnn: step by transformers, on a cache of constant size")
+    if not isinstance(loop.model, TextModel | ImageModel):  # a converted one, which was opened with its step
+        loop.step, name = loop.model.fastest_step
+        report(f"tarnn: {name}")
         return
     try:
         chosen = fastest_step(loop.model, loop.state, weights=weights)

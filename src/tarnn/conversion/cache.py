@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from tarnn.conversion.layer import HeadStates, with_room
+from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import converted_layers
 from tarnn.huggingface.cache import LinearStateLayer
 from tarnn.huggingface.past import check_crop_of
@@ -40,7 +40,7 @@ class HybridCacheLayer(LinearStateLayer):
         assert isinstance(state, HeadStates)
         if not state.grows:
             return state
-        parts = (with_room(x, num_tokens) if isinstance(x, KVCache) else x for x in state.parts)
+        parts = (x.with_room(num_tokens) if isinstance(x, KVCache) else x for x in state.parts)
         return HeadStates(tuple(parts))
 
     def reset(self) -> None:

@@ -9,20 +9,10 @@ from typing import Any
 from torch import nn
 
 from tarnn.conversion.options import DEFAULTS, child_of
+from tarnn.huggingface.described.common import describe_backbone, describe_causal, describe_mlp, describe_norm
 
 # whose angles are the same at every length; the others also change what they multiply with
 ROTARY = ("default", "linear", "llama3")
-
-
-def describe_causal(model: Any, plan: Any) -> None:
-    plan.add(model.model)
-    plan.head = plan.add(model.lm_head)
-
-
-def describe_backbone(model: Any, plan: Any) -> None:
-    plan.tokens, plan.last_norm = plan.add(model.embed_tokens), plan.add(model.norm)
-    frequencies = plan.add(model.rotary_emb)
-    plan.layers = [plan.add(layer, frequencies) for layer in model.layers[: model.config.num_hidden_layers]]
 
 
 def describe_layer(layer: Any, plan: Any, frequencies: Any) -> Any:
@@ -57,16 +47,6 @@ def describe_rotary(rotary: Any, plan: Any) -> Any:
     if rotary.rope_type not in ROTARY or rotary.attention_scaling != 1:
         raise plan.refusal(rotary, f"has positions of another kind ({rotary.rope_type})")
     return rotary.inv_freq
-
-
-def describe_norm(norm: Any, plan: Any) -> Any:
-    return plan.norm(norm.weight, eps=norm.variance_epsilon)
-
-
-def describe_mlp(mlp: Any, plan: Any) -> Any:
-    if type(mlp.act_fn) is not nn.SiLU and type(mlp.act_fn).__name__ != "SiLUActivation":
-        raise plan.refusal(mlp, "has another function than silu")
-    return plan.feed_forward(plan.add(mlp.up_proj), plan.add(mlp.down_proj), plan.add(mlp.gate_proj))
 
 
 PARTS: dict[str, Callable[..., Any]] = {

@@ -12,7 +12,7 @@ from tarnn.conversion.described import classes_of, is_described
 from tarnn.conversion.interface import warn_beyond
 from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import DEFAULTS, attention_layers, child_of, converted_layers, tell
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.fused import Classes, FusedStep
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.parts import Attention
 from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, ask_first
@@ -31,8 +31,8 @@ class ConvertedForward(FusedForward):
         lengths = (x.options.get("far_until") for x in converted_layers(model).values() if x.feature_map is not None)
         self.calibrated_on = min((x for x in lengths if x is not None), default=None)
 
-    def make_step(self, weights: str) -> FusedStep:
-        return FusedStep(self.model, weights, classes=classes_of(self.model))
+    def classes(self) -> Classes:
+        return classes_of(self.model)
 
     def knows(self, cache: Cache) -> bool:
         layers = cast(Sequence[Any], cache.layers)

@@ -170,11 +170,5 @@ def exact_attention(
         state = KVCache.empty(
             k.shape[0], k.shape[1], k.shape[2], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device
         )
-    state = with_room(state, k.shape[2])
+    state = state.with_room(k.shape[2])
     return softmax_attention(q, k, v, state=state, return_state=True, inplace=not torch.is_grad_enabled(), **options)
-
-
-def with_room(state: KVCache, num_tokens: int) -> KVCache:
-    """The cache itself, or one at least twice as large where so many tokens more don't fit."""
-    needed = state.length + num_tokens
-    return state if needed <= state.capacity else state.resized(max(64, needed, 2 * state.capacity))

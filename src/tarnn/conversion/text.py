@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from tarnn.conversion.cache import constant_cache
+from tarnn.conversion.described import classes_of
+from tarnn.conversion.fused import new_states
 from tarnn.conversion.opening import open_pretrained, tokenizer_of
 from tarnn.conversion.options import converted_layers
 from tarnn.conversion.rows import calibrated_length
 from tarnn.data.saved_tokenizer import check_ids
+from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.loop import Step
+from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
+from tarnn.huggingface.why_not_fused import why_not_fused
+from tarnn.models.state import ModelState
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,16 @@ class CacheState:
 
 
 class ConvertedText(nn.Module):
-    """A converted causal language model and its tokenizer: `prefill` and `step` as `TextModel` has them."""
+    """A converted causal language model and its tokenizer: `prefill` and `step` as `TextModel` has them.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
+    fused: its fused step, whose states are then the model's; None: transformers computes, on a cache of constant size.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, fused: FusedStep | None = None
+    ):
         super().__init__()
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.fused = model, tokenizer, fused
         self.dtype, self.device = model.dtype, model.device
         config = model.config
         self.config = SimpleNamespace(
@@ -56,19 +68,35 @@ class ConvertedText(nn.Module):
         ends = model.generation_config.eos_token_id
         self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
-    def new_state(self, batch_size: int, capacity: int = 0) -> CacheState:
-        return CacheState(constant_cache(self.model), torch.zeros(batch_size, dtype=torch.long, device=self.device))
+    def new_state(self, batch_size: int, capacity: int = 0) -> Any:
+        """The state before the first token; capacity: of heads that keep all keys, in the fused step."""
+        position = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        if self.fused is not None:
+            return ModelState(new_states(self.fused, batch_size, capacity), position)
+        return CacheState(constant_cache(self.model), position)
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
+    def prefill(self, ids: Tensor, state: Any, *, inplace: bool = False) -> tuple[Tensor, Any]:
         """ids (b, t) → logits (b, v) of the next token, and the state after these."""
+        if self.fused is not None:
+            return self.fused.prefill(ids, state, inplace=inplace)
         state = state if inplace else state.clone()
         logits = self.model(input_ids=ids, past_key_values=state.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits, CacheState(state.cache, state.position + ids.shape[1])
 
-    def step(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
+    def step(self, ids: Tensor, state: Any, *, inplace: bool = False) -> tuple[Tensor, Any]:
         """ids (b,) → the same."""
         return self.prefill(ids[:, None], state, inplace=inplace)
+
+    @property
+    def fastest_step(self) -> tuple[Step, str]:
+        """What makes token after token, and its name, with why it is not a faster one."""
+        if self.fused is not None:
+            return self.fused, f"fused step ({self.fused.weights} weights)"
+        return (
+            self.step,
+            f"step by transformers, on a cache of constant size; no fused step: {why_not_fused(self.model)}",
+        )
 
     def ids_of(self, text: bytes) -> Tensor:
         """The ids (1, t) of a prompt, with the tokens that the tokenizer puts before a text; UserError for none at all."""
@@ -104,8 +132,14 @@ class ConvertedText(nn.Module):
         return f"converted, key/value heads: {counts}{beyond}"
 
 
-def open_text(folder: Path, *, dtype: torch.dtype | None, device: torch.device) -> ConvertedText:
-    """The converted model in a folder, ready to continue a text; UserError for one that writes none."""
+def open_text(
+    folder: Path, *, dtype: torch.dtype | None, device: torch.device, weights: str | None = None
+) -> ConvertedText:
+    """The converted model in a folder, ready to continue a text; UserError for one that writes none.
+
+    weights: how a fused step keeps them; None: float32, where there is a fused step and the weights are not larger than
+    those that `generate` packs by itself. Raises UserError where they are given and there is no fused step.
+    """
     model = open_pretrained(folder, converted=True)
     if not model.can_generate():
         raise UserError(
@@ -115,4 +149,15 @@ def open_text(folder: Path, *, dtype: torch.dtype | None, device: torch.device) 
     model = model.to(device) if dtype is None else model.to(device, dtype)
     for layer in converted_layers(model).values():
         layer.float()  # small, and 16 bits would lose what was calibrated
-    return ConvertedText(model, tokenizer_of(folder, model)).eval()
+    model.eval()
+    return ConvertedText(model, tokenizer_of(folder, model), fused_step(model, weights)).eval()
+
+
+def fused_step(model: PreTrainedModel, weights: str | None) -> FusedStep | None:
+    """The fused step of a converted model; None where there is none, or where `generate` would not pack its weights."""
+    if weights is None and why_not_fused(model) is not None:
+        return None
+    try:
+        return FusedStep(model, weights or "float32", classes=classes_of(model))
+    except Refusal as error:
+        raise UserError(f"--weights is not possible here: {error.__cause__}. Leave --weights out.") from error

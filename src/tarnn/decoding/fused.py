@@ -16,11 +16,11 @@ from torch.nn.functional import pad
 from tarnn.decoding.caches import check_room, lengths_of, longer, masked
 from tarnn.decoding.packing import pack
 from tarnn.decoding.parts import Attention, Mixer
-from tarnn.decoding.plan import Plan, Refusal
+from tarnn.decoding.plan import OldKernels, Plan, Refusal
 from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS, run
+from tarnn.kernels.cpu.model_step import FORMATS, VERSION, run, version_read
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
@@ -52,6 +52,11 @@ def plan_of(model: nn.Module, classes: Classes | None, *, anywhere: bool = False
     plan = Plan(model, classes)
     if not library.available():
         raise Refusal(f"the compiled kernels can't be used: {library.status().why}")
+    if version_read() != VERSION:
+        raise OldKernels(
+            f"the compiled kernels read plans of version {version_read()}, and this package writes version {VERSION}: compile "
+            "them again (make install)"
+        )
     return plan
 
 

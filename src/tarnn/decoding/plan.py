@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from tarnn.decoding.delta import Delta
+from tarnn.decoding.filters import Filters
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
 from tarnn.decoding.rwkv7 import Rwkv7
@@ -24,6 +25,10 @@ HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling
 
 class Refusal(ValueError):
     """Why a model has no fused step: one sentence, without its full stop. The one that `FusedStep` raises has it as its cause."""
+
+
+class OldKernels(Refusal):
+    """The compiled kernels are of another version than this package: they would have to be compiled again."""
 
 
 def describe_linear(module: nn.Linear, plan: "Plan") -> Product:
@@ -66,7 +71,7 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, delta, ssd, rwkv7, hybrid = Attention, Delta, Ssd, Rwkv7, Hybrid
+    attention, delta, ssd, rwkv7, hybrid, filters = Attention, Delta, Ssd, Rwkv7, Hybrid, Filters
     feed_forward, layer = FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower

@@ -166,9 +166,7 @@ class SoftmaxStateLayer(StateLayer):
     def take(self, num_tokens: int) -> KVCache | None:
         state = self.state
         if state is not None and self.max_cache_len is None:
-            needed = state.length + num_tokens
-            if needed > state.capacity:
-                state = self.state = state.resized(max(64, needed, 2 * state.capacity))
+            state = self.state = state.with_room(num_tokens)
         return state
 
     def own(self, num_tokens: int) -> KVCache:

@@ -1,5 +1,6 @@
 """`forward` by the fused step: what transformers' `generate` calls for a prompt, and then token after token."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -15,8 +16,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from tarnn.attention.rotary import positions_in
-from tarnn.decoding.fused import FusedStep
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.fused import Classes, FusedStep
+from tarnn.decoding.plan import OldKernels, Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
 from tarnn.kernels.cpu.model_step import FORMATS
@@ -43,7 +44,7 @@ class FusedForward:
 
     def __init__(self, model: Any, weights: str | None, warmup_tokens: int):
         self.model, self.weights, self.warmup_tokens = model, weights, warmup_tokens
-        self.ended = False
+        self.requested, self.ended = warmup_tokens == 0, False
         self._step: FusedStep | None = None
         self._begun: WeakSet[Cache] = WeakSet()
 
@@ -90,9 +91,9 @@ class FusedForward:
 
     # what is different for models of another library: see `ask_first`
 
-    def make_step(self, weights: str) -> FusedStep:
-        """Raises Refusal where there is none."""
-        return FusedStep(cast(nn.Module, self.model), weights, MOST_PLACES)
+    def classes(self) -> Classes | None:
+        """Descriptions of modules that don't describe themselves."""
+        return None
 
     def past(self, cache: Cache) -> int:
         """How many tokens it has seen, padding included, as masks count them."""
@@ -140,13 +141,23 @@ class FusedForward:
         return attention_mask.shape == whole and bool(attention_mask[:, -1].all())
 
     def _step_for(self, cache: Cache) -> FusedStep | None:
-        """The fused step, made when a cache begins; None where there is none, or no memory for one."""
+        """The fused step, made when a cache begins; None where there is none, or no memory for one.
+
+        Warns of that where a step was requested, and of old kernels, which a user can mend.
+        """
         if self._step is None or cache not in self._begun:
             self._step = None  # before there are two
             try:
-                self._step = self.make_step(cast(str, self.weights))
-            except (Refusal, RuntimeError, MemoryError):
-                self.weights = None
+                self._step = FusedStep(
+                    cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES, self.classes()
+                )
+            except (Refusal, RuntimeError, MemoryError) as error:
+                self.weights, why = (
+                    None,
+                    error.__cause__ if isinstance(error, Refusal) else "no memory for packed weights",
+                )
+                if self.requested or isinstance(why, OldKernels):
+                    warnings.warn(f"generate goes on without the fused step, by forward: {why}.", stacklevel=2)
             self._begun.add(cache)
         return self._step
 

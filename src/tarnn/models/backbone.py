@@ -98,7 +98,7 @@ class Backbone(Recurrent):
         plan.add(self.dropout)
         plan.tokens, plan.scale = plan.add(self.embed_tokens), self.embed_scale
         plan.places, plan.limit = plan.add(self.embed_positions), self.config.max_position_embeddings
-        plan.layers, plan.last_norm = [plan.add(x) for x in self.layers], plan.add(self.norm)
+        plan.layers, plan.last_norm = [y for x in self.layers for y in plan.add(x)], plan.add(self.norm)
 
     def prefill(
         self,

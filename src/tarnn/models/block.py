@@ -95,11 +95,11 @@ class Block(nn.Module):
             raise plan.refusal(self, "has cross-attention")
         if self.reversible:
             raise plan.refusal(self, "is reversible: it has two residual streams")
-        if self.convolution is not None:
-            raise plan.refusal(self, "has a convolution")
         plan.add(self.dropout)
-        parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp)
-        return plan.layer(*map(plan.add, parts), pre_norm=self.pre_norm)
+        parts: list[tuple[nn.Module, ...]] = [(self.attention_norm, self.attention, self.mlp_norm, self.mlp)]
+        if self.convolution is not None:
+            parts.insert(0, (self.convolution_norm, self.convolution))
+        return [plan.layer(*map(plan.add, x), pre_norm=self.pre_norm) for x in parts]
 
     def new_states(self, batch_size: int, **options: Any) -> tuple[State, ...]:
         """Make the states before the first token. options: of attention's `new_state`."""

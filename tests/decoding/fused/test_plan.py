@@ -7,7 +7,9 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from tarnn.attention import calibrating
 from tarnn.attention.rotary import Rotary
+from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.plan import Refusal
 from tarnn.feature_maps import Elu
 from tarnn.kernels.cpu import library
 from tarnn.models.backbone import TextModel
@@ -175,6 +177,14 @@ def test_hooks_on_the_model_and_on_all_modules_are_refused(make_model):
     assert refusal(model) == "there is a hook on all modules"
     handle.remove()
     assert refusal(model) is None
+
+
+def test_kernels_of_another_version_are_refused(make_model, monkeypatch):
+    monkeypatch.setattr(fused, "VERSION", 10**6)
+    with pytest.raises(
+        Refusal, match=r"read plans of version \d+, and this package writes version 1000000: compile them"
+    ):
+        FusedStep(make_model("default").float())
 
 
 def test_a_layer_that_is_being_calibrated_is_refused(make_model):

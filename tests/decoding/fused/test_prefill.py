@@ -164,6 +164,17 @@ def test_a_long_cache(weights, dtype):
     assert_row(after, 0, alone)
 
 
+@pytest.mark.parametrize("width", [64, 128])
+def test_scores_of_wide_heads(width):
+    """Which of many tokens take from registers: the first 40, and 40 behind more keys than a block has."""
+    model = text_model(attention="softmax", head_dim=width, num_attention_heads=2, num_hidden_layers=1)
+    step, ids = FusedStep(model), torch.randint(0, 97, (1, 600))
+    for start, end in ((0, 40), (560, 600)):
+        _, state = step.prefill(ids[:, :start], model.new_state(1, 600)) if start else (None, model.new_state(1, 600))
+        outs, _ = step.prefill(ids[:, start:end], state, every=True)
+        assert torch.equal(outs[0], one_by_one(step, ids[0, start:end], state)[0])
+
+
 def test_the_given_state_stays_unless_it_may_be_written():
     model = text_model(attention=["linear", "softmax"], num_hidden_layers=2)
     step, ids = FusedStep(model), torch.randint(0, 97, (2, 9))

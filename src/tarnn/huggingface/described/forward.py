@@ -10,9 +10,9 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from tarnn.attention.mamba2 import Mamba2State
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.fused import Classes, FusedStep
 from tarnn.huggingface.described import classes_of
-from tarnn.huggingface.fused_forward import MOST_PLACES, SMALLEST_CACHE, FusedForward, asking, entering
+from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, asking, entering
 from tarnn.huggingface.patching.undo import UndoingLayer
 from tarnn.ops import KVCache, State
 
@@ -46,8 +46,8 @@ class DescribedForward(FusedForward):
         self._mask = attention_mask.bool() if masked and not _is_linear(cache) else None
         return super().__call__(input_ids, attention_mask, position_ids, cache, extra_inputs, logits_to_keep)
 
-    def make_step(self, weights: str) -> FusedStep:
-        return FusedStep(self.model, weights, MOST_PLACES, classes_of(self.model))
+    def classes(self) -> Classes:
+        return classes_of(self.model)
 
     def knows(self, cache: Cache) -> bool:
         if type(cache) is not DynamicCache or cache.offloading:
@@ -123,9 +123,7 @@ def _state_of(layer: Any, like: Any, mask: Tensor | None) -> State:
 
 
 def _with_room(state: Any, num_tokens: int) -> State:
-    if not isinstance(state, KVCache) or state.length + num_tokens <= state.capacity:
-        return state
-    return state.resized(max(SMALLEST_CACHE, state.length + num_tokens, 2 * state.capacity))
+    return state.with_room(num_tokens) if isinstance(state, KVCache) else state
 
 
 def _give(layer: Any, state: Any) -> tuple[Tensor, ...]:

@@ -4,25 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from tarnn.decoding.parts import Product
+from tarnn.huggingface.described.common import describe_backbone, describe_causal, describe_mlp, describe_norm
 
 EXACT = (None, "eager", "sdpa")  # attention that is softmax over all keys
-
-
-def describe_model(model: Any, plan: Any) -> None:
-    plan.add(model.model)
-    plan.head = plan.add(model.lm_head)
-
-
-def describe_backbone(model: Any, plan: Any) -> None:
-    plan.tokens, plan.last_norm = plan.add(model.embed_tokens), plan.add(model.norm)
-    frequencies = plan.add(model.rotary_emb)
-    plan.layers = [plan.add(x, frequencies) for x in model.layers]
 
 
 def describe_rotary(rotary: Any, plan: Any) -> Tensor:
@@ -48,12 +37,6 @@ def describe_olmo_attention_layer(layer: Any, plan: Any, frequencies: Tensor | N
     norms = plan.add(layer.post_attention_layernorm), plan.add(layer.post_feedforward_layernorm)
     mixer, mlp = plan.add(layer.self_attn, frequencies), plan.add(layer.mlp)
     return plan.layer(norms[0], mixer, norms[1], mlp, normed_inside=True)
-
-
-def describe_mlp(mlp: Any, plan: Any) -> Any:
-    if type(mlp.act_fn) not in (SiLUActivation, nn.SiLU):
-        raise plan.refusal(mlp, "has another function than silu")
-    return plan.feed_forward(plan.add(mlp.up_proj), plan.add(mlp.down_proj), plan.add(mlp.gate_proj))
 
 
 def describe_attention(attention: Any, plan: Any, frequencies: Tensor | None) -> Any:
@@ -139,10 +122,6 @@ def describe_filters(module: nn.Conv1d, plan: Any) -> Tensor:
     return module.weight[:, 0]
 
 
-def describe_norm(norm: Any, plan: Any) -> Any:
-    return plan.norm(norm.weight, eps=norm.variance_epsilon)
-
-
 def describe_gated_norm(norm: Any, plan: Any) -> Any:
     if norm.activation not in ("silu", "swish"):
         raise plan.refusal(norm, f"gates by {norm.activation}, not silu")
@@ -154,7 +133,7 @@ def describe_norm_from_one(norm: Any, plan: Any) -> Any:
 
 
 CLASSES: dict[type, Callable[..., Any]] = {
-    qwen3_next.Qwen3NextForCausalLM: describe_model,
+    qwen3_next.Qwen3NextForCausalLM: describe_causal,
     qwen3_next.Qwen3NextModel: describe_backbone,
     qwen3_next.Qwen3NextRotaryEmbedding: describe_rotary,
     qwen3_next.Qwen3NextDecoderLayer: describe_layer,
@@ -163,7 +142,7 @@ CLASSES: dict[type, Callable[..., Any]] = {
     qwen3_next.Qwen3NextMLP: describe_mlp,
     qwen3_next.Qwen3NextRMSNorm: describe_norm_from_one,
     qwen3_next.Qwen3NextRMSNormGated: describe_gated_norm,
-    qwen3_5.Qwen3_5ForCausalLM: describe_model,
+    qwen3_5.Qwen3_5ForCausalLM: describe_causal,
     qwen3_5.Qwen3_5TextModel: describe_backbone,
     qwen3_5.Qwen3_5TextRotaryEmbedding: describe_rotary,
     qwen3_5.Qwen3_5DecoderLayer: describe_layer,
@@ -172,7 +151,7 @@ CLASSES: dict[type, Callable[..., Any]] = {
     qwen3_5.Qwen3_5MLP: describe_mlp,
     qwen3_5.Qwen3_5RMSNorm: describe_norm_from_one,
     qwen3_5.Qwen3_5RMSNormGated: describe_gated_norm,
-    olmo.OlmoHybridForCausalLM: describe_model,
+    olmo.OlmoHybridForCausalLM: describe_causal,
     olmo.OlmoHybridModel: describe_backbone,
     olmo.OlmoHybridRotaryEmbedding: describe_rotary,
     olmo.OlmoHybridLinearAttentionDecoderLayer: describe_olmo_linear,

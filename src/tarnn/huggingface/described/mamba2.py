@@ -6,6 +6,7 @@ from torch import nn
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
 from tarnn.decoding.parts import Product
+from tarnn.huggingface.described.common import describe_norm
 
 
 def describe_model(model: mamba2.Mamba2ForCausalLM, plan: Any) -> None:
@@ -48,10 +49,6 @@ def describe_mixer(mixer: mamba2.Mamba2Mixer, plan: Any) -> Any:
 
 def describe_filters(module: nn.Conv1d, plan: Any) -> Any:
     return Product(module.weight[:, 0], module.bias)
-
-
-def describe_norm(norm: Any, plan: Any) -> Any:
-    return plan.norm(norm.weight, eps=norm.variance_epsilon)
 
 
 CLASSES = {

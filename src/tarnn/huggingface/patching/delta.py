@@ -33,17 +33,8 @@ def delta_sequences(
 
     def run(inputs: tuple[Tensor, ...], state: DeltaState | None) -> Any:
         q, k, v, log_decay, strength = inputs
-        return delta_rule(
-            q,
-            k,
-            v,
-            strength,
-            log_decay=log_decay,
-            normalize_qk=use_qk_l2norm_in_kernel,
-            cu_seqlens=bounds,
-            state=state,
-            return_state=True,
-        )
+        options: dict[str, Any] = {"normalize_qk": use_qk_l2norm_in_kernel, "cu_seqlens": bounds, "return_state": True}
+        return delta_rule(q, k, v, strength, log_decay=log_decay, state=state, **options)
 
     o, after = remembered(run, tuple(x.transpose(1, 2) for x in inputs), state, lambda x: x.S)
     o = o.transpose(1, 2).reshape(*value.shape)
@@ -63,21 +54,11 @@ def delta_token(
 ) -> tuple[Tensor, Tensor | None]:
     """The same for one token. Without gradients the cache's own state is written to."""
     if query.shape[1] != 1 or initial_state is None or recording() is not None:
-        return delta_sequences(
-            query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **kwargs,
-        )  # fmt: skip
+        states = {"initial_state": initial_state, "output_final_state": output_final_state}
+        kwargs |= {**states, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        return delta_sequences(query, key, value, g, beta, **kwargs)
     q, k, v, log_decay, strength = (x.transpose(1, 2) for x in (query, key, value, g, beta))
     S = initial_state.float()
-    inplace = may_write(S) and output_final_state
-    o, after = delta_step(
-        q,
-        k,
-        v,
-        strength,
-        log_decay=log_decay,
-        normalize_qk=use_qk_l2norm_in_kernel,
-        state=DeltaState(S),
-        inplace=inplace,
-    )
+    options = {"normalize_qk": use_qk_l2norm_in_kernel, "inplace": may_write(S) and output_final_state}
+    o, after = delta_step(q, k, v, strength, log_decay=log_decay, state=DeltaState(S), **options)
     return o.transpose(1, 2), after.S if output_final_state else None

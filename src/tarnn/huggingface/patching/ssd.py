@@ -101,18 +101,8 @@ def _attend(inputs: tuple[Tensor, ...], state: LinearState | None, bounds: Tenso
 
     def run(inputs: tuple[Tensor, ...], state: LinearState | None) -> Any:
         q, k, v, log_decay = inputs
-        return linear_attention(
-            q,
-            k,
-            v,
-            _IDENTITY,
-            causal=True,
-            normalize=False,
-            log_decay=log_decay,
-            cu_seqlens=bounds,
-            state=state,
-            return_state=True,
-        )
+        options: dict[str, Any] = {"causal": True, "normalize": False, "cu_seqlens": bounds, "return_state": True}
+        return linear_attention(q, k, v, _IDENTITY, log_decay=log_decay, state=state, **options)
 
     return remembered(run, inputs, state, _tensor)
 

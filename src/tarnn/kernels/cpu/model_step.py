@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
@@ -32,7 +31,7 @@ NOWHERE = -1
 # as csrc/model_step/stack.h has them
 OTHERS = ("abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer", "log_softmax")
 FUNCTIONS = (*NAMES, *OTHERS)
-ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd", "rwkv7", "hybrid")
+ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd", "rwkv7", "hybrid", "filters")
 MLPS = ("none", "gelu", "swiglu", "squared_relu")
 DECAYS = ("none", "head", "token", "channel")
 
@@ -92,17 +91,7 @@ class Block:
         self._matrices.append((weights, in_turns, FORMATS.index(kind), start, scale, sums))
 
     def bytes(self) -> Tensor:
-        """The block, uint8, in large pages where the system has them, and with room to read beyond its end.
-
-        Raises RuntimeError where the compiled kernels read plans of another version.
-        """
-        knows = available() and hasattr(torch.ops.tarnn_cpu, "pack")
-        reads = torch.ops.tarnn_cpu.plan_version() if knows else 0
-        if reads != VERSION:
-            raise RuntimeError(
-                f"the compiled kernels read plans of version {reads}, and this is version {VERSION}: compile them again "
-                "(make install)."
-            )
+        """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
         block = torch.empty(self._num_bytes(), dtype=torch.uint8, device="cpu")
         if wants_large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
@@ -124,6 +113,11 @@ class Block:
 
     def _num_bytes(self) -> int:
         return self._size + PANEL * 4
+
+
+def version_read() -> int:
+    """The version of plans that the compiled kernels read; 0 where they know of none, or don't pack."""
+    return torch.ops.tarnn_cpu.plan_version() if hasattr(torch.ops.tarnn_cpu, "pack") else 0
 
 
 def _bytes_of_panel(kind: str, inputs: int) -> int:

@@ -170,7 +170,7 @@ def _compact(how: Options, q, k, v, key_mask, marks, log_decay, state, state_too
 
 def _packed(how: Options, q, k, v, key_mask, marks, log_decay, state, cuts, state_too: bool):
     """Sequences of similar length as batches; their outputs back into the row."""
-    pieces, places, states = [], [], []
+    outputs, shares, places, states = [], [], [], []
     for members, index, real in buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
         marked = None if marks is None else marks[0][index]
@@ -178,12 +178,13 @@ def _packed(how: Options, q, k, v, key_mask, marks, log_decay, state, cuts, stat
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
         before = None if state is None else state.select(members)
         out, after, share = _compact(how, q_i, k_i, v_i, mask, marked, decay, before, state_too)
-        both = torch.cat([out, share[..., None].to(out.dtype)], -1)
-        pieces.append(both.transpose(0, 1)[:, real])  # (h, tokens, e + 1)
+        outputs.append(out.transpose(0, 1)[:, real])  # (h, tokens, e)
+        shares.append(share.transpose(0, 1)[:, real])
         places.append(index[real])
         states.append((members, after))
-    whole = torch.cat(pieces, 1)[:, torch.cat(places).argsort()][None]
-    return whole[..., :-1], _in_order(states) if how.causal and state_too else None, whole[..., -1]
+    back = torch.cat(places).argsort()
+    o, rho = (torch.cat(x, 1)[:, back][None] for x in (outputs, shares))
+    return o, _in_order(states) if how.causal and state_too else None, rho
 
 
 def _in_order(states: list[tuple[Tensor, HybridState]]) -> HybridState:

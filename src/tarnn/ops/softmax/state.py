@@ -9,6 +9,8 @@ from torch import Tensor
 from tarnn.large_pages import zeros_in_large_pages
 from tarnn.ops.state import State
 
+LEAST_CAPACITY = 64  # of a cache that grows
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KVCache(State):
@@ -102,6 +104,11 @@ class KVCache(State):
 
         mask = None if mask is None or key_mask is None else put(mask, key_mask, 1)
         return KVCache(put(self.k, k, 2), put(self.v, v, 2), end, mask)
+
+    def with_room(self, num_tokens: int) -> "KVCache":
+        """The cache itself, or a copy at least twice as large where so many tokens more don't fit: appending is O(1)."""
+        needed = self.length + num_tokens
+        return self if needed <= self.capacity else self.resized(max(LEAST_CAPACITY, needed, 2 * self.capacity))
 
     def resized(self, capacity: int) -> "KVCache":
         """A copy with another capacity. Raises ValueError where it would not hold what is there."""

@@ -1,0 +1,24 @@
+"""Who wonders why `generate` is slow asks here."""
+
+from typing import Any
+
+from tarnn.decoding.fused import refusal
+from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active
+
+
+def why_not_fused(model: Any) -> str | None:
+    """Why `model.generate` computes token after token by `forward`, a sentence without its full stop; None: it does not.
+
+    What a single call leaves to `forward`, such as one with `output_hidden_states`, is in docs/generation.md.
+    """
+    maker = getattr(model.forward, "maker", FusedForward)
+    if maker is FusedForward and not hasattr(type(model), "describe"):
+        return (
+            f"generate of {type(model).__name__} knows no fused step: tarnn's own models do, linear families of transformers "
+            "under tarnn.patch_transformers(), and converted models"
+        )
+    if (why := refusal(model, maker(model, None, 0).classes())) is not None:
+        return why
+    if (size := sum(x.nbytes for x in model.parameters())) > MOST_BYTES and active(model) is None:
+        return f"its weights are {size:,} bytes, more than {MOST_BYTES:,}: request it by `with fused_forward(model)`"
+    return None
