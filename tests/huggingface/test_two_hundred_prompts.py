@@ -44,6 +44,7 @@ PATCHED = {
     "Mamba-2": None,
 }
 CONVERTED = ("Llama", "Mistral", "Qwen2", "Qwen3")
+ASSISTED = ("linear", "Qwen3.5", "Llama")  # with all prompts; all others passed with all too, in a minute more
 NEAR_KEYS = {
     "window": 4,
     "sinks": 1,
@@ -133,7 +134,8 @@ def test_the_same_text_for_two_hundred_prompts(name, tokens):
             assert tokens == [LENGTH, *[1] * (NEW - 1)], way
             assert_same(found, written(model, ids, None, **options), sampled=way == "sampled")
         assert_same(continued(model, ids, "float32"), continued(model, ids, None))
-        assert_same(assisted(model, ids, "float32"), written(model, ids, None, max_new_tokens=6))
+        some = ids if name in ASSISTED else ids[: COUNT // 10]  # they are read one by one
+        assert_same(assisted(model, some, "float32"), written(model, some, None, max_new_tokens=6))
 
 
 @torch.no_grad()

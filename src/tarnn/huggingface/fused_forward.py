@@ -152,10 +152,8 @@ class FusedForward:
                     cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES, self.classes()
                 )
             except (Refusal, RuntimeError, MemoryError) as error:
-                self.weights, why = (
-                    None,
-                    error.__cause__ if isinstance(error, Refusal) else "no memory for packed weights",
-                )
+                self.weights = None
+                why = error.__cause__ if isinstance(error, Refusal) else "no memory for packed weights"
                 if self.requested or isinstance(why, OldKernels):
                     warnings.warn(f"generate goes on without the fused step, by forward: {why}.", stacklevel=2)
             self._begun.add(cache)
