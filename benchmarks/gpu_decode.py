@@ -43,6 +43,8 @@ def softmax_step(batch_size: int, device: str, position: int) -> Any:
     """One token of transformers' Llama, behind a full cache."""
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
+    from tarnn.huggingface.versions import CACHE
+
     heads = SHAPE["num_attention_heads"]
     config = LlamaConfig(
         **SHAPE,
@@ -57,7 +59,7 @@ def softmax_step(batch_size: int, device: str, position: int) -> Any:
 
     def step():
         with torch.no_grad():
-            model(input_ids=tokens, past_key_values=cache, cache_position=place, use_cache=True)
+            model(input_ids=tokens, **{CACHE: cache}, cache_position=place, use_cache=True)
 
     return step
 

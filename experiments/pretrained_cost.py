@@ -23,6 +23,7 @@ from scripts.common.plots import BLUE, ORANGE, label, line, panels
 from scripts.common.results import run
 from scripts.common.tables import MIB, markdown, page
 from tarnn.conversion import constant_cache, set_options
+from tarnn.huggingface.versions import CACHE
 
 COLORS = {"softmax": ORANGE, "hybrid": BLUE}
 FULL = {
@@ -104,11 +105,11 @@ def costs(options, model, method: str, length: int) -> Row:
     cache = constant_cache(model) if method == "hybrid" else DynamicCache(config=model.config)
     ids = torch.randint(3, 99, (1, length + options.tokens))
     begun = time.perf_counter()
-    model(ids[:, :length], past_key_values=cache, logits_to_keep=1)
+    model(ids[:, :length], **{CACHE: cache}, logits_to_keep=1)
     prefill, times = time.perf_counter() - begun, []
     for i in range(length, length + options.tokens):
         begun = time.perf_counter()
-        model(ids[:, i : i + 1], past_key_values=cache)
+        model(ids[:, i : i + 1], **{CACHE: cache})
         times.append(1000 * (time.perf_counter() - begun))
     return {"prefill_s": prefill, "token_ms": statistics.median(times), "bytes": bytes_of(method, cache)}
 

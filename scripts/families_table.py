@@ -52,7 +52,8 @@ def linear_families() -> str:
         name, paths = family.name, [hook.path for hook in family.hooks]
         ops = ", ".join(OPS[path] for path in paths if path in OPS)
         layer = next(path.partition(".")[0] for path in paths if path.endswith(".forward"))
-        rows.append(f"| {name} | `{layer}` | {ops} | {cell(name, 'right')} | {cell(name, 'packed')} |")
+        versions = f" (transformers {family.tested} alone)" * bool(family.tested)
+        rows.append(f"| {name}{versions} | `{layer}` | {ops} | {cell(name, 'right')} | {cell(name, 'packed')} |")
     for reason in dict.fromkeys(REFERENCE_IS_WRONG.values()):
         names: dict[str, list[str]] = {}
         for (name, way), why in REFERENCE_IS_WRONG.items():

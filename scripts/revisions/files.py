@@ -55,7 +55,7 @@ def write(folder: Path) -> None:
     model = converted(folder)
     cache = constant_cache(model)
     with torch.no_grad():
-        model(some_ids()[:, :50], past_key_values=cache)
+        model(some_ids()[:, :50], cache=cache)
     save_cache(folder / "converted.cache", model, cache)
 
 
@@ -105,7 +105,7 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
         found["converted: logits"] = model(ids).logits
     for name, prompt, options in (
         ("text", ids[:, :50], {}),
-        ("text from its cache", ids[:, :60], {"past_key_values": load_cache(folder / "converted.cache", model)}),
+        ("text from its cache", ids[:, :60], {"cache": load_cache(folder / "converted.cache", model)}),
     ):
         found[f"converted: {name}"] = model.generate(prompt, max_new_tokens=number, do_sample=False, **options)
     return found

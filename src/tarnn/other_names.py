@@ -83,7 +83,7 @@ FORWARD = {  # of a layer's forward
     "key_mask": "length_mask key_lengths",
     "causal=, when the layer is made": "is_causal",
     "return_weights=True, of SoftmaxAttention": "need_weights",
-    "state": "past_key_values",
+    "state": "cache past_key_values",
     "return_state=True": "use_cache",
 }
 CONFIG = {  # of `TarnnConfig`

@@ -125,6 +125,6 @@ def test_what_has_no_maps_is_refused():
     with pytest.raises(ValueError, match=r'of this Linear can be looked into\. .*"sdpa"'):
         attention_maps(nn.Linear(3, 3), input=torch.ones(1, 3))
     model = made("linear")
-    cache = model(input_ids=ids(1, 4), use_cache=True).past_key_values
+    cache = model(input_ids=ids(1, 4), use_cache=True).cache
     with pytest.raises(ValueError, match=r"model\.layers\.0\.attention continues a sequence"):
-        attention_maps(model, input_ids=ids(1, 2), past_key_values=cache)
+        attention_maps(model, input_ids=ids(1, 2), cache=cache)

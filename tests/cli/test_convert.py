@@ -10,6 +10,7 @@ import transformers as hf
 
 from tarnn.conversion import constant_cache
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.huggingface.versions import CACHE
 from tarnn.kernels.cpu import library
 
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
@@ -223,7 +224,7 @@ def test_generate_writes_what_transformers_would(command, converted):
     ids = torch.tensor([list(prompt.encode())])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = model.generate(ids, do_sample=False, max_new_tokens=40, past_key_values=constant_cache(model))
+        expected = model.generate(ids, do_sample=False, max_new_tokens=40, **{CACHE: constant_cache(model)})
     outcome = command("generate", converted, "--prompt", prompt, "--greedy", "--max-new-tokens", 40)
     assert outcome.code == 0, outcome.err
     assert outcome.out == bytes(expected[0, ids.shape[1] :].tolist()).decode("utf-8", "replace")

@@ -8,6 +8,7 @@ from support.state_files import contents, rewrite, with_one_maximum
 from tarnn.conversion import constant_cache, load_cache, save_cache, set_options
 from tarnn.data.tensor_file import recorded_precision
 from tarnn.errors import UserError
+from tarnn.huggingface.versions import CACHE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 OPTIONS = {"max_new_tokens": 6, "do_sample": False}
@@ -37,7 +38,7 @@ def prompt():
 def read(model, prompt):
     cache = constant_cache(model)
     with torch.no_grad():
-        model(**{name: x[:, :-1] for name, x in prompt.items()}, past_key_values=cache)
+        model(**{name: x[:, :-1] for name, x in prompt.items()}, **{CACHE: cache})
     return cache
 
 
@@ -49,9 +50,9 @@ def test_it_goes_on_where_it_was(name, prompt, tmp_path):
     size = save_cache(tmp_path / "c", model, cache)
     assert size == (tmp_path / "c").stat().st_size
     assert recorded_precision(tmp_path / "c") == "highest"
-    expected = model.generate(**prompt, past_key_values=cache, **OPTIONS)
+    expected = model.generate(**prompt, **{CACHE: cache}, **OPTIONS)
     again = load_cache(tmp_path / "c", model)
-    assert torch.equal(model.generate(**prompt, past_key_values=again, **OPTIONS), expected)
+    assert torch.equal(model.generate(**prompt, **{CACHE: again}, **OPTIONS), expected)
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
@@ -61,13 +62,13 @@ def test_caches_were_files_of_their_own_format(version, prompt, tmp_path):
     set_options(model, feature_map="clusters", slots=0)
     cache = read(model, prompt)
     save_cache(tmp_path / "c", model, cache)
-    expected = model.generate(**prompt, past_key_values=cache, **OPTIONS)
+    expected = model.generate(**prompt, **{CACHE: cache}, **OPTIONS)
     tensors, metadata = contents(tmp_path / "c")
     assert metadata["format"] == "tarnn.state"
     tensors = with_one_maximum(tensors) if version == "1" else tensors
     rewrite(tmp_path / "c", tensors, metadata | {"format": "tarnn.cache", "format_version": version})
     again = load_cache(tmp_path / "c", model)
-    assert torch.equal(model.generate(**prompt, past_key_values=again, **OPTIONS), expected)
+    assert torch.equal(model.generate(**prompt, **{CACHE: again}, **OPTIONS), expected)
 
 
 def test_a_cache_that_has_seen_nothing(prompt, tmp_path):
@@ -104,4 +105,4 @@ def test_a_damaged_file_is_refused(prompt, tmp_path):
 def test_a_cache_in_memory_that_another_model_began_is_refused(prompt):
     cache = read(made(), prompt)
     with pytest.raises(ValueError, match="another model"):
-        made(seed=1).generate(**prompt, past_key_values=cache, **OPTIONS)
+        made(seed=1).generate(**prompt, **{CACHE: cache}, **OPTIONS)

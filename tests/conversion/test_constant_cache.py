@@ -6,6 +6,7 @@ from support.families import FAMILIES, model_of
 from transformers import StaticCache
 
 from tarnn.conversion import constant_cache, set_options
+from tarnn.huggingface.versions import CACHE
 
 DECODERS = ["Llama", "GPT-2", "Qwen3", "Gemma 3"]
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
@@ -37,7 +38,7 @@ def test_tokens_are_those_of_the_uncached_run(model, prompt, options):
     ids, mask = prompt
     options = {"max_new_tokens": 12, "attention_mask": mask, "do_sample": False, **options}
     expected = model.generate(ids, use_cache=False, **options)
-    assert torch.equal(model.generate(ids, past_key_values=constant_cache(model), **options), expected)
+    assert torch.equal(model.generate(ids, **{CACHE: constant_cache(model)}, **options), expected)
     assert torch.equal(model.generate(ids, **options), expected), "with a growing cache"
 
 
@@ -46,15 +47,15 @@ def test_a_static_cache_is_refused(model, prompt):
     with pytest.raises(ValueError, match="a StaticCache, which has empty places"):
         model.generate(ids, attention_mask=mask, cache_implementation="static", max_new_tokens=2)
     with torch.no_grad(), pytest.raises(ValueError, match="a StaticCache, which has empty places"):
-        model(input_ids=ids, past_key_values=StaticCache(config=model.config, max_cache_len=50))
+        model(input_ids=ids, **{CACHE: StaticCache(config=model.config, max_cache_len=50)})
 
 
 def test_generation_goes_on_where_it_was(model, prompt):
     ids, mask = prompt
     cache, options = constant_cache(model), {"max_new_tokens": 5, "do_sample": False}
-    first = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)
+    first = model.generate(ids, attention_mask=mask, **{CACHE: cache}, **options)
     mask = torch.cat([mask, mask.new_ones(2, 5)], 1)
-    second = model.generate(first, attention_mask=mask, past_key_values=cache, **options)
+    second = model.generate(first, attention_mask=mask, **{CACHE: cache}, **options)
     whole = model.generate(ids, attention_mask=prompt[1], use_cache=False, **{**options, "max_new_tokens": 10})
     assert torch.equal(second, whole)
 
@@ -64,7 +65,7 @@ def test_its_size_does_not_grow(model, prompt):
         pytest.skip("its sliding layers grow to their window")
     cache, sizes = constant_cache(model), []
     for _ in range(3):
-        model(input_ids=prompt[0][:, :20], past_key_values=cache)
+        model(input_ids=prompt[0][:, :20], **{CACHE: cache})
         sizes.append(sum(layer.state.nbytes for layer in cache.layers))
     assert sizes[0] == sizes[1] == sizes[2]
 
@@ -73,14 +74,14 @@ def test_its_size_does_not_grow(model, prompt):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_another_batch_is_refused(model, prompt, rows):
     cache, ids = constant_cache(model), prompt[0]
-    model(input_ids=ids, past_key_values=cache)
+    model(input_ids=ids, **{CACHE: cache})
     other = ids[:1, :1].expand(rows, -1)
     with pytest.raises(ValueError, match=f"holds 2 sequences, and the batch has {rows}; begin a new one"):
-        model(input_ids=other, past_key_values=cache)
+        model(input_ids=other, **{CACHE: cache})
     if rows == 1:  # and taken as said
         cache.batch_select_indices(torch.tensor([1]))
         expected = model(input_ids=torch.cat([ids[1:], other], 1), use_cache=False).logits[:, -1:]
-        torch.testing.assert_close(model(input_ids=other, past_key_values=cache).logits, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model(input_ids=other, **{CACHE: cache}).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_with_another_attention_is_refused():
@@ -103,7 +104,7 @@ def test_cropping_is_never_having_read(model, prompt_length):
             if step <= 0:
                 cache.crop(step)
             else:
-                last = model(input_ids=ids[:, held : held + step], past_key_values=cache).logits[:, -1]
+                last = model(input_ids=ids[:, held : held + step], **{CACHE: cache}).logits[:, -1]
             held += step
             assert cache.get_seq_length() == held
         expected = model(input_ids=ids[:, :held], use_cache=False).logits[:, -1]
@@ -113,12 +114,12 @@ def test_cropping_is_never_having_read(model, prompt_length):
 @torch.no_grad()
 def test_a_crop_of_what_was_not_recorded_leaves_the_cache_as_it_was(model, prompt):
     cache, token = constant_cache(model), prompt[0][:, :1]
-    model(input_ids=prompt[0], past_key_values=cache)
+    model(input_ids=prompt[0], **{CACHE: cache})
     cache.activate_past_recording()
-    model(input_ids=token, past_key_values=cache)
+    model(input_ids=token, **{CACHE: cache})
     with pytest.raises(ValueError, match=r"takes n up to 1 here; got crop\(-2\)"):
         cache.crop(-2)
-    last = model(input_ids=token, past_key_values=cache).logits[:, -1]
+    last = model(input_ids=token, **{CACHE: cache}).logits[:, -1]
     expected = model(input_ids=torch.cat([prompt[0], token, token], 1), use_cache=False).logits[:, -1]
     torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
 
@@ -129,5 +130,5 @@ def test_assisted_generation_gives_the_same_text(model, prompt, how):
     options = {"do_sample": False, "max_new_tokens": 15}
     choice = {"prompt_lookup_num_tokens": 4} if how == "prompt lookup" else {"assistant_model": model}
     expected = model.generate(ids, use_cache=False, **options)
-    assert torch.equal(model.generate(ids, past_key_values=constant_cache(model), **choice, **options), expected)
+    assert torch.equal(model.generate(ids, **{CACHE: constant_cache(model)}, **choice, **options), expected)
     assert torch.equal(model.generate(ids, **choice, **options), expected), "with a growing cache"

@@ -12,6 +12,7 @@ from support.families import FAMILIES, REFUSED, model_of
 from tarnn.conversion import constant_cache, convert
 from tarnn.conversion.capture import capturing
 from tarnn.conversion.options import attention_layers, child_of
+from tarnn.huggingface.versions import CACHE
 from tarnn.ops.hybrid.op import hybrid_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
@@ -138,9 +139,7 @@ def test_features_end_where_their_calibration_did(texts):
         torch.testing.assert_close(found[:, settled:], alone(ids).logits[:, settled:], rtol=0, atol=1e-5)
         cache = constant_cache(model)
         with pytest.warns(UserWarning, match="calibrated on up to 40 tokens"):
-            parts = [
-                model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 38), (38, 39), (39, 41), (41, 90))
-            ]
+            parts = [model(ids[:, a:b], **{CACHE: cache}).logits for a, b in ((0, 38), (38, 39), (39, 41), (41, 90))]
         torch.testing.assert_close(torch.cat(parts, 1), found, rtol=0, atol=1e-4)
 
 

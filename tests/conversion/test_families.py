@@ -7,6 +7,7 @@ import torch
 from support.families import FAMILIES, REFUSED, inputs_of, model_of
 
 from tarnn.conversion import constant_cache, set_options
+from tarnn.huggingface.versions import CACHE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 
@@ -88,7 +89,7 @@ def test_one_row_with_padding_on_the_left_is_no_packed_row(cached):
     cache = constant_cache(model) if cached else None
     with torch.no_grad():
         padded = model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cached
+            input_ids=ids, attention_mask=mask, position_ids=positions, **{CACHE: cache}, use_cache=cached
         ).logits
         alone = model(input_ids=ids[:, 9:]).logits
     torch.testing.assert_close(padded[:, 9:], alone, atol=1e-5, rtol=1e-5)

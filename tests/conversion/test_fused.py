@@ -9,6 +9,7 @@ from tarnn.conversion.described import classes_of
 from tarnn.conversion.fused import new_states
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.huggingface.fused_forward import fused_forward
+from tarnn.huggingface.versions import CACHE
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models.state import ModelState
@@ -129,11 +130,9 @@ def test_generate_writes_the_same_text(kind, way, tokens):
         if way == "greedy":
             cache = constant_cache(model)
             options["max_new_tokens"] = 10
-            first = written(past_key_values=cache)
+            first = written(**{CACHE: cache})
             mask = torch.cat([mask, mask.new_ones(3, 10)], 1)
-            second = model.generate(
-                first, attention_mask=mask, past_key_values=cache, max_new_tokens=15, do_sample=False
-            )
+            second = model.generate(first, attention_mask=mask, **{CACHE: cache}, max_new_tokens=15, do_sample=False)
             assert torch.equal(second, expected)
 
 
@@ -145,7 +144,7 @@ def test_forward_and_the_fused_step_take_turns_on_a_cache():
     expected, cache, logits = model(ids, use_cache=False).logits, constant_cache(model), []
     for i, piece in enumerate(ids.split([9, 1, 1, 60, 1, 1, 17], dim=1)):
         with fused_forward(model, "float32" if i % 2 else None):
-            logits.append(model(piece, past_key_values=cache).logits)
+            logits.append(model(piece, **{CACHE: cache}).logits)
     torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -170,7 +169,7 @@ def test_what_it_does_not_take_it_names():
 def test_a_cache_of_another_model_stays_refused(tokens):
     model, other = (converted(**KINDS["clusters"]) for _ in range(2))
     cache, ids = constant_cache(model), torch.randint(3, 99, (1, 9))
-    model.generate(ids, past_key_values=cache, max_new_tokens=2)
+    model.generate(ids, **{CACHE: cache}, max_new_tokens=2)
     with fused_forward(other), pytest.raises(ValueError, match="begun by another model"):
-        other.generate(torch.cat([ids, ids], 1), past_key_values=cache, max_new_tokens=2)
+        other.generate(torch.cat([ids, ids], 1), **{CACHE: cache}, max_new_tokens=2)
     assert not tokens

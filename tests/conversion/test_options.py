@@ -9,6 +9,7 @@ from tarnn.conversion import attention_layers, constant_cache, set_options
 from tarnn.conversion.layer import Heads
 from tarnn.conversion.options import layer_attention
 from tarnn.feature_maps.statistics import spread_of
+from tarnn.huggingface.versions import CACHE
 from tarnn.ops import softmax_attention
 from tarnn.ops.hybrid.op import hybrid_attention
 
@@ -106,7 +107,7 @@ def test_generation_with_every_kind_of_head(model, given):
     with pytest.warns(UserWarning, match="layer 0 keeps"):
         cache = constant_cache(model)
     expected = model.generate(use_cache=False, **options)
-    assert torch.equal(model.generate(past_key_values=cache, **options), expected)
+    assert torch.equal(model.generate(**{CACHE: cache}, **options), expected)
 
 
 def test_it_is_loaded_as_it_was_saved(model, given, tmp_path):

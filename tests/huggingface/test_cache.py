@@ -13,12 +13,12 @@ kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 
 
 def filled(model, x, mask=None):
-    return model(x, attention_mask=mask, use_cache=True).past_key_values
+    return model(x, attention_mask=mask, use_cache=True).cache
 
 
 @torch.no_grad()
 def logits_after(model, cache, token):
-    return model(token, past_key_values=cache).logits[:, -1]
+    return model(token, cache=cache).logits[:, -1]
 
 
 def test_kinds_of_layers(make_model):
@@ -54,7 +54,7 @@ def test_growth_keeps_the_padding(make_model, ids):
     model, x = make_model("softmax"), ids(1, 70)
     mask = (torch.arange(70) >= 3).long()[None]
     cache = filled(model, x[:, :64], mask[:, :64])
-    out = model(x[:, 64:], past_key_values=cache, attention_mask=mask)
+    out = model(x[:, 64:], cache=cache, attention_mask=mask)
     torch.testing.assert_close(out.logits[:, -1], model(x[:, 3:]).logits[:, -1], rtol=1e-9, atol=1e-9)
 
 
@@ -64,7 +64,7 @@ def test_rows_can_be_reordered_repeated_and_picked(model, ids):
     token = ids(1, 1)
     mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
     one_more = torch.cat([mask, torch.ones(3, 1, dtype=mask.dtype)], dim=1)
-    plain = model(token.expand(3, 1), past_key_values=filled(model, x, mask), attention_mask=one_more).logits
+    plain = model(token.expand(3, 1), cache=filled(model, x, mask), attention_mask=one_more).logits
     operations = {
         "reorder": (lambda c, i: c.reorder_cache(i), torch.tensor([2, 2, 0])),
         "pick": (lambda c, i: c.batch_select_indices(i), torch.tensor([1, 0])),
@@ -75,7 +75,7 @@ def test_rows_can_be_reordered_repeated_and_picked(model, ids):
         cache = filled(model, x, mask)
         operation(cache, index)
         n = len(index)
-        logits = model(token.expand(n, 1), past_key_values=cache, attention_mask=one_more[index]).logits
+        logits = model(token.expand(n, 1), cache=cache, attention_mask=one_more[index]).logits
         torch.testing.assert_close(logits, plain[index], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -92,14 +92,14 @@ def test_reset(model, ids):
     cache = filled(model, x)
     cache.reset()
     assert cache.get_seq_length() == 0
-    torch.testing.assert_close(model(x, past_key_values=cache).logits, model(x).logits, rtol=0, atol=0)
+    torch.testing.assert_close(model(x, cache=cache).logits, model(x).logits, rtol=0, atol=0)
 
 
 @torch.no_grad()
 def test_static_cache(model, ids):
     x = ids(2, 8)
     cache = StaticCache(config=model.config, max_cache_len=8)
-    model(x[:, :7], past_key_values=cache)
+    model(x[:, :7], cache=cache)
     torch.testing.assert_close(logits_after(model, cache, x[:, 7:]), model(x).logits[:, -1], rtol=1e-9, atol=1e-9)
     if "tarnn_softmax" in model.config.layer_types:
         with pytest.raises(ValueError, match="the key/value cache is full: it holds 8 positions"):
@@ -126,7 +126,7 @@ def test_cropping_is_never_having_read(model, ids, removed):
     cache = filled(model, x[:, :5])
     cache.activate_past_recording()
     for part in x[:, 5:].split([4, 1, 1, 1], dim=1):
-        model(part, past_key_values=cache)
+        model(part, cache=cache)
     cache.crop(-removed)
     assert cache.get_seq_length() == 12 - removed
     expected = model(torch.cat([x[:, : 12 - removed], last], dim=1)).logits[:, -1]
@@ -138,7 +138,7 @@ def test_a_crop_that_one_layer_refuses_leaves_all_as_they_were(make_model, ids):
     model, x = make_model("all three"), ids(1, 12)
     cache = filled(model, x[:, :5])
     cache.activate_past_recording()
-    model(x[:, 5:11], past_key_values=cache)
+    model(x[:, 5:11], cache=cache)
     with pytest.raises(ValueError, match=r"takes n up to 6 here; got crop\(-7\)"):
         cache.crop(-7)
     torch.testing.assert_close(logits_after(model, cache, x[:, 11:]), model(x).logits[:, -1], rtol=1e-9, atol=1e-9)
@@ -151,7 +151,7 @@ def test_only_the_last_tokens_of_a_long_text_are_remembered(make_model, ids):
     cache = filled(model, x[:, :5])
     cache.activate_past_recording()
     for i in range(5, 200):
-        model(x[:, i : i + 1], past_key_values=cache)
+        model(x[:, i : i + 1], cache=cache)
     stretches = cache.layers[0]._past._stretches
     assert 64 <= len(stretches) < 80
     assert sum(isinstance(x.state, State) for x in stretches) <= 5

@@ -32,8 +32,8 @@ def test_forward_in_pieces_with_a_cache_is_forward(model, ids):
     whole = model(x).logits
     cache, pieces = None, []
     for piece in x.split([4, 1, 1, 3], dim=1):
-        out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(piece, cache=cache, use_cache=True)
+        cache = out.cache
         pieces.append(out.logits)
     assert cache.get_seq_length() == 9
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, **CLOSE64)
@@ -148,8 +148,8 @@ def test_attentions_of_softmax_layers(make_model, ids, way):
         arguments["position_ids"] = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3]])
         see = torch.block_diag(*(torch.ones(n, n).tril() for n in (6, 2, 4))).bool()[None, None]
     if way == "cached":
-        cache = model(x[:, :4]).past_key_values
-        x, see, arguments["past_key_values"] = x[:, 4:], see[:, :, 4:], cache
+        cache = model(x[:, :4]).cache
+        x, see, arguments["cache"] = x[:, 4:], see[:, :, 4:], cache
     out = model(x, output_attentions=True, **arguments)
     first, second = out.attentions  # two of four layers
     assert first.shape == second.shape == (see.shape[0], 4, *see.shape[2:])
@@ -172,10 +172,10 @@ def test_tuples_instead_of_dataclasses(make_model, ids):
 
 def test_caches_are_handed_on_where_that_makes_sense(make_model, ids):
     model, x = make_model(), ids(1, 4)
-    assert model(x).past_key_values is not None
-    assert model(x, use_cache=False).past_key_values is None
-    assert model(x, cu_seqlens=torch.tensor([0, 4])).past_key_values is None
-    assert model.train()(x).past_key_values is None
+    assert model(x).cache is not None
+    assert model(x, use_cache=False).cache is None
+    assert model(x, cu_seqlens=torch.tensor([0, 4])).cache is None
+    assert model.train()(x).cache is None
 
 
 def test_dropout_is_for_training_only(make_model, ids):
@@ -209,7 +209,7 @@ def test_the_paper_model(make_model):
         (lambda m, x: {"input_ids": x, "attention_mask": torch.ones(2, 4)}, r"\(2, 5\).*got \(2, 4\)"),
         (lambda m, x: {"input_ids": x, "attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask must be"),
         (lambda m, x: {"input_ids": x, "output_attentions": True}, "never forms its attention matrices"),
-        (lambda m, x: {"input_ids": x, "past_key_values": DynamicCache()}, "was not made for this model"),
+        (lambda m, x: {"input_ids": x, "cache": DynamicCache()}, "was not made for this model"),
         (
             lambda m, x: {"input_ids": x[:1], "cu_seqlens": torch.tensor([0, 5]), "use_cache": True},
             "goes without a cache",
@@ -250,17 +250,17 @@ def test_arguments_of_transformers_are_taken(make_model, ids):
 
 def test_a_mask_must_cover_the_cache_too(make_model, ids):
     model, x = make_model(), ids(2, 4)
-    cache = model(x).past_key_values
+    cache = model(x).cache
     with pytest.raises(ValueError, match=r"must cover them too, \(2, 5\); got \(2, 1\)"):
-        model(x[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 1))
+        model(x[:, :1], cache=cache, attention_mask=torch.ones(2, 1))
 
 
 def test_longer_than_its_positions(make_model, ids):
     """max_position_embeddings counts the past, in each way of running the model."""
     model, x = make_model("gated", max_position_embeddings=6), ids(1, 6)
-    cache, (_, state) = model(x).past_key_values, model.prefill(x, model.new_state(1))
+    cache, (_, state) = model(x).cache, model.prefill(x, model.new_state(1))
     with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 7, 6 of them earlier"):
-        model(x[:, :1], past_key_values=cache)
+        model(x[:, :1], cache=cache)
     with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 7, 6 of them earlier"):
         model.step(x[:, 0], state)
     with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 8, 6 of them earlier"):

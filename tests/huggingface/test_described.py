@@ -13,6 +13,7 @@ import tarnn
 from tarnn.decoding.fused import refusal
 from tarnn.huggingface.described.gated_delta import CLASSES
 from tarnn.huggingface.fused_forward import fused_forward
+from tarnn.huggingface.versions import CACHE, as_called, cache_of
 from tarnn.kernels.cpu import library
 
 pytestmark = [
@@ -75,11 +76,11 @@ def test_logits_and_caches_are_those_of_forward(model, padded):
         at += n
         options = {"attention_mask": mask[:, :at], "position_ids": mask[:, :at].cumsum(-1)[:, -n:] - 1}
         with fused_forward(model, None if i in (2, 5, 6, 9) else "float32"):
-            found = model(piece, past_key_values=one, use_cache=True, **options)
-        expected = model(piece, past_key_values=other, use_cache=True, **options)
+            found = model(piece, **as_called(model.forward, one), use_cache=True, **options)
+        expected = model(piece, **as_called(model.forward, other), use_cache=True, **options)
         real = mask[:, at - n : at].bool()
         torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-4, atol=1e-4)
-        assert found.past_key_values is one
+        assert cache_of(found) is one
         assert one.get_seq_length() == other.get_seq_length() == at
     linear, softmax = one.layers
     torch.testing.assert_close(linear.recurrent_states[0], other.layers[0].recurrent_states[0], rtol=1e-4, atol=1e-4)
@@ -94,12 +95,12 @@ def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
     options = {"return_dict_in_generate": True, "use_cache": True}
     whole = generated(model, TOKENS[:, :12], None, max_new_tokens=30)
     first = generated(model, TOKENS[:, :12], "float32", max_new_tokens=15, **options)
-    cache, fork = first.past_key_values, copy.deepcopy(first.past_key_values)
-    rest = generated(model, first.sequences, "float32", max_new_tokens=15, past_key_values=cache)
+    cache, fork = cache_of(first), copy.deepcopy(cache_of(first))
+    rest = generated(model, first.sequences, "float32", max_new_tokens=15, **{CACHE: cache})
     assert torch.equal(rest, whole)
     other = torch.cat([first.sequences, TOKENS[:, 30:35]], 1)
     expected = generated(model, other, None)
-    assert torch.equal(generated(model, other, "float32", past_key_values=fork), expected)
+    assert torch.equal(generated(model, other, "float32", **{CACHE: fork}), expected)
     assert tokens == [12, *[1] * 14, 1, *[1] * 14, 6, *[1] * 19]
 
 
@@ -128,7 +129,7 @@ def test_fewer_bits_are_near(weights):
         for how in ("float32", weights):
             with fused_forward(model, how):
                 cache = DynamicCache(config=model.config)
-                logits.append(model(TOKENS, past_key_values=cache).logits.flatten())
+                logits.append(model(TOKENS, **as_called(model.forward, cache)).logits.flatten())
     least = {"bfloat16": 0.9999, "int8": 0.999, "int4": 0.95}[weights]
     assert least < torch.corrcoef(torch.stack(logits))[0, 1] < 1 - 1e-7
 

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 import tarnn
 from tarnn.huggingface.fused_forward import fused_forward
+from tarnn.huggingface.versions import as_called, cache_of
 from tarnn.kernels.cpu import library
 
 pytestmark = [
@@ -53,11 +54,11 @@ def test_logits_and_caches_are_those_of_forward(model, tokens):
         at += n
         options = {"attention_mask": mask[:, :at], "use_cache": True}
         with fused_forward(model, None if i in (2, 5, 6, 9) else "float32"):
-            found = model(piece, cache_params=one, **options)
-        expected = model(piece, cache_params=other, **options)
+            found = model(piece, **as_called(model.forward, one), **options)
+        expected = model(piece, **as_called(model.forward, other), **options)
         torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-4, atol=1e-4)
         assert type(found) is type(expected)
-        assert found.cache_params is one
+        assert cache_of(found) is one
     assert tokens == [n for i, n in enumerate(pieces) if i not in (2, 5, 6, 9)]
     for x, y in zip(one.layers, other.layers, strict=True):
         torch.testing.assert_close(x.recurrent_states[0], y.recurrent_states[0], rtol=1e-4, atol=1e-4)
@@ -66,7 +67,7 @@ def test_logits_and_caches_are_those_of_forward(model, tokens):
 
 def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
     first = generated(model, TOKENS[:, :12], "float32", return_dict_in_generate=True)
-    cache, fork = first.past_key_values, copy.deepcopy(first.past_key_values)
+    cache, fork = cache_of(first), copy.deepcopy(cache_of(first))
     more = TOKENS[:, 30:35]
     read = torch.cat([first.sequences, more], 1)
     expected = generated(model, read, None)
@@ -74,10 +75,10 @@ def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
     for held in (cache, fork):
         with fused_forward(model, "float32"), torch.no_grad():
             last = torch.cat([first.sequences[:, -1:], more], 1)  # a text's last token was not read yet
-            token = model(last, cache_params=held, use_cache=True).logits[:, -1].argmax(-1)
+            token = model(last, **as_called(model.forward, held), use_cache=True).logits[:, -1].argmax(-1)
             text = [token]
             for _ in range(19):
-                token = model(token[:, None], cache_params=held, use_cache=True).logits[:, -1].argmax(-1)
+                token = model(token[:, None], **as_called(model.forward, held), use_cache=True).logits[:, -1].argmax(-1)
                 text.append(token)
         assert torch.equal(torch.stack(text, 1), expected[:, read.shape[1] :])
     assert tokens == [6, *[1] * 19] * 2
@@ -98,6 +99,6 @@ def test_padding_among_tokens_that_go_on_is_refused_as_without_it(model):
     mask = torch.ones(2, 10, dtype=torch.int64)
     mask[0, 7] = 0
     with fused_forward(model), torch.no_grad():
-        model(TOKENS[:, :6], cache_params=cache, use_cache=True)
+        model(TOKENS[:, :6], **as_called(model.forward, cache), use_cache=True)
         with pytest.raises(ValueError, match="have padding among their new tokens"):
-            model(TOKENS[:, 6:10], cache_params=cache, use_cache=True, attention_mask=mask)
+            model(TOKENS[:, 6:10], **as_called(model.forward, cache), use_cache=True, attention_mask=mask)

@@ -83,11 +83,11 @@ def test_what_is_no_packing(make_model, ids):
     positions = torch.tensor([[1, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
     padded = model(x, attention_mask=mask, position_ids=positions, use_cache=True)
     torch.testing.assert_close(padded.logits[:1, 2:], model(x[:1, 2:]).logits, **CLOSE)
-    assert padded.past_key_values is not None
-    cache = model(x[:, :2]).past_key_values
-    out = model(x[:, 2:], past_key_values=cache, position_ids=torch.tensor([[2, 3, 5, 6]]))
-    assert out.past_key_values.get_seq_length() == 6
-    assert model(x, position_ids=torch.arange(6)[None]).past_key_values is not None
+    assert padded.cache is not None
+    cache = model(x[:, :2]).cache
+    out = model(x[:, 2:], cache=cache, position_ids=torch.tensor([[2, 3, 5, 6]]))
+    assert out.cache.get_seq_length() == 6
+    assert model(x, position_ids=torch.arange(6)[None]).cache is not None
 
 
 @pytest.mark.parametrize(

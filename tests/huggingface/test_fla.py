@@ -9,6 +9,7 @@ from support.fla import close, drawn, installed, of
 
 from tarnn.huggingface.patching import fla as patching
 from tarnn.huggingface.patching.fla import patch_fla, unpatch_fla
+from tarnn.huggingface.versions import as_called, cache_of
 
 fla = installed()
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -60,7 +61,7 @@ def test_a_model_continued_is_the_whole(name):
         out = model(ids[:, :70], use_cache=True)
         close([out.logits], [whole[:, :70]], 1e-4)
         for i in range(70, 75):
-            out = model(ids[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
+            out = model(ids[:, i : i + 1], **as_called(model.forward, cache_of(out)), use_cache=True)
             close([out.logits[:, 0]], [whole[:, i]], 1e-4)
 
 

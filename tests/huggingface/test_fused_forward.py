@@ -84,15 +84,15 @@ def test_logits_and_caches_are_those_of_forward(model, ids, padded):
         mask[0, :4] = 0
     one, other = (DynamicCache(config=model.config) for _ in range(2))
     for cache in (one, other):
-        model(x[:, :6], attention_mask=mask[:, :6], past_key_values=cache)
+        model(x[:, :6], attention_mask=mask[:, :6], cache=cache)
     for i in range(6, 30):
         options = {"attention_mask": mask[:, : i + 1]} if padded or i % 2 else {}
         with fused_forward(model, None if i % 5 == 4 else "float32"):
-            found = model(x[:, i : i + 1], past_key_values=one, **options)
-        expected = model(x[:, i : i + 1], past_key_values=other, **options)
+            found = model(x[:, i : i + 1], cache=one, **options)
+        expected = model(x[:, i : i + 1], cache=other, **options)
         assert found.logits.shape == expected.logits.shape
         assert torch.allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-        assert found.past_key_values is one
+        assert found.cache is one
         assert one.get_seq_length() == other.get_seq_length() == i + 1
     for a, b in zip(one.layers, other.layers, strict=True):
         a, b = a.state.tensors(), b.state.tensors()
@@ -158,8 +158,8 @@ def test_what_asks_for_more_gets_it(make_model, ids, steps, options):
     outs = []
     for weights in (None, "float32"):
         with torch.no_grad(), fused_forward(model, weights):
-            cache = model(x[:, :5], use_cache=True).past_key_values
-            outs.append(model(x[:, 5:], past_key_values=cache, **options))
+            cache = model(x[:, :5], use_cache=True).cache
+            outs.append(model(x[:, 5:], cache=cache, **options))
     assert outs[0].keys() == outs[1].keys()
     assert torch.equal(outs[0].logits, outs[1].logits)
     assert not any(steps)
@@ -168,30 +168,30 @@ def test_what_asks_for_more_gets_it(make_model, ids, steps, options):
 def test_gradients_autocast_embeddings_and_padding_are_for_forward(make_model, ids, steps):
     model, x = make_model("default").float(), ids(2, 6)
     with fused_forward(model):
-        cache = model(x[:, :3], use_cache=True).past_key_values
-        assert model(x[:, 3:4], past_key_values=cache).logits.requires_grad
+        cache = model(x[:, :3], use_cache=True).cache
+        assert model(x[:, 3:4], cache=cache).logits.requires_grad
         with torch.no_grad():
             with torch.autocast("cpu"):
-                assert model(x[:, 4:5], past_key_values=cache).logits.dtype == torch.bfloat16
-            model(inputs_embeds=model.model.embed_tokens(x[:, 5:]), past_key_values=cache)
+                assert model(x[:, 4:5], cache=cache).logits.dtype == torch.bfloat16
+            model(inputs_embeds=model.model.embed_tokens(x[:, 5:]), cache=cache)
             mask = torch.ones(2, 7, dtype=torch.long)
             mask[1, 6] = 0
-            model(x[:, :1], attention_mask=mask, past_key_values=cache)
+            model(x[:, :1], attention_mask=mask, cache=cache)
             assert not any(steps)
-            model(x[:, :1], past_key_values=cache)
+            model(x[:, :1], cache=cache)
     assert steps == [[2]]
 
 
 def test_a_wrong_token_or_position_is_refused_in_a_sentence(make_model, ids):
     model = make_model("default", position="learned", max_position_embeddings=8).float()
     with torch.no_grad(), fused_forward(model):
-        cache = model(ids(1, 6), use_cache=True).past_key_values
-        model(ids(1, 1), past_key_values=cache)
+        cache = model(ids(1, 6), use_cache=True).cache
+        model(ids(1, 1), cache=cache)
         with pytest.raises(ValueError, match="a token must be from 0 to 36; got 99"):
-            model(torch.tensor([[99]]), past_key_values=cache)
-        model(ids(1, 1), past_key_values=cache)
+            model(torch.tensor([[99]]), cache=cache)
+        model(ids(1, 1), cache=cache)
         with pytest.raises(ValueError, match="up to 8 tokens"):
-            model(ids(1, 1), past_key_values=cache)
+            model(ids(1, 1), cache=cache)
     with pytest.raises(ValueError, match="int8, int4, or None; got 'int2'"), fused_forward(model, "int2"):
         pass
 
@@ -201,8 +201,8 @@ def test_fewer_bits_change_the_logits_a_little(make_model, ids):
     found = {}
     for weights in (None, "float32", "int8"):
         with torch.no_grad(), fused_forward(model, weights):
-            cache = model(x[:, :5], use_cache=True).past_key_values
-            found[weights] = model(x[:, 5:], past_key_values=cache).logits
+            cache = model(x[:, :5], use_cache=True).cache
+            found[weights] = model(x[:, 5:], cache=cache).logits
     off = {w: (found[w] - found[None]).norm() / found[None].norm() for w in ("float32", "int8")}
     assert off["float32"] < 1e-5
     assert 1e-4 < off["int8"] < 0.05
@@ -214,13 +214,11 @@ def test_a_prompt_is_in_its_format_from_the_first_token(make_model, ids):
     model, x, mask = make_model("hybrid").float(), ids(2, 12), torch.ones(2, 12, dtype=torch.long)
     mask[1, :3] = 0
     with fused_forward(model, "int8"):
-        out = model(
-            x[:, :7], attention_mask=mask[:, :7], use_cache=True, past_key_values=DynamicCache(config=model.config)
-        )
-        cache = out.past_key_values
-        last = model(x[:, 7:], attention_mask=mask, past_key_values=cache, logits_to_keep=1).logits
+        out = model(x[:, :7], attention_mask=mask[:, :7], use_cache=True, cache=DynamicCache(config=model.config))
+        cache = out.cache
+        last = model(x[:, 7:], attention_mask=mask, cache=cache, logits_to_keep=1).logits
         whole = torch.cat([mask, mask[:1].mT[:2]], dim=1)
-        token = model(x[:, :1], attention_mask=whole, past_key_values=cache).logits
+        token = model(x[:, :1], attention_mask=whole, cache=cache).logits
     step = FusedStep(model, "int8")
     logits, state = step.prefill(x, model.new_state(2, capacity=20), mask, every=True)
     assert torch.equal(out.logits[mask[:, :7] == 1], logits[:, :7][mask[:, :7] == 1])
@@ -265,12 +263,12 @@ def test_a_cache_that_fills_up_grows(make_model, ids, steps):
 @torch.no_grad()
 def test_a_cache_that_keeps_its_past_can_forget(make_model, ids, steps):
     model, x = make_model("default").float(), ids(1, 6)
-    cache = model(x[:, :5], use_cache=True).past_key_values
+    cache = model(x[:, :5], use_cache=True).cache
     before = cache.layers[0].state.S.clone()
     for layer in cache.layers:
         layer.activate_past_recording()
     with fused_forward(model):
-        model(x[:, 5:], past_key_values=cache)
+        model(x[:, 5:], cache=cache)
     cache.crop(-1)
     assert cache.get_seq_length() == 5
     assert torch.equal(cache.layers[0].state.S, before)
@@ -301,11 +299,11 @@ def test_each_text_begins_with_the_weights_of_then(make_model, ids, steps, chang
     with fused_forward(model):
         before = model.generate(x, **LONG)
         with torch.no_grad():
-            model(x[:, 4:], past_key_values=model(x[:, :4], use_cache=True).past_key_values)
+            model(x[:, 4:], cache=model(x[:, :4], use_cache=True).cache)
         change(model)
         after = model.generate(x, **LONG)
         with torch.no_grad():
-            found = model(x[:, 4:], past_key_values=model(x[:, :4], use_cache=True).past_key_values).logits
+            found = model(x[:, 4:], cache=model(x[:, :4], use_cache=True).cache).logits
     assert len(steps) == 4
     assert torch.equal(before, old)
     assert torch.equal(after, generated(model, x, None))
@@ -316,11 +314,11 @@ def test_each_text_begins_with_the_weights_of_then(make_model, ids, steps, chang
 @torch.no_grad()
 def test_two_caches_in_turn_pack_once_each(make_model, ids, steps):
     model, x = make_model("hybrid").float(), ids(1, 9)
-    caches = [model(x[:, :5], use_cache=True).past_key_values for _ in range(2)]
+    caches = [model(x[:, :5], use_cache=True).cache for _ in range(2)]
     with fused_forward(model):
         for i in range(5, 9):
             for cache in caches:
-                model(x[:, i : i + 1], past_key_values=cache)
+                model(x[:, i : i + 1], cache=cache)
     assert steps == [[1], [1] * 7]
 
 
@@ -332,8 +330,8 @@ def test_another_task_of_the_same_thread_has_its_own(make_model, ids, steps):
         with torch.no_grad(), contextlib.nullcontext() if weights == "" else fused_forward(model, weights):
             mine.set()
             await theirs.wait()
-            cache = model(x[:, :5], use_cache=True).past_key_values
-            return model(x[:, 5:], past_key_values=cache).logits
+            cache = model(x[:, :5], use_cache=True).cache
+            return model(x[:, 5:], cache=cache).logits
 
     async def both(*formats):
         one, other = asyncio.Event(), asyncio.Event()
@@ -377,14 +375,14 @@ def test_what_has_ended_is_over_in_whatever_order(make_model, ids, steps):
     def reading(cache):
         with fused_forward(model):
             for i in range(5, 9):
-                yield model(x[:, i : i + 1], past_key_values=cache).logits
+                yield model(x[:, i : i + 1], cache=cache).logits
 
-    one, other = (reading(model(x[:, :5], use_cache=True).past_key_values) for _ in range(2))
+    one, other = (reading(model(x[:, :5], use_cache=True).cache) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=False))
     one.close()
     other.close()
     steps.clear()
-    model(x[:, :1], past_key_values=model(x, use_cache=True).past_key_values)
+    model(x[:, :1], cache=model(x, use_cache=True).cache)
     assert not steps
 
 
@@ -392,14 +390,14 @@ def test_what_has_ended_is_over_in_whatever_order(make_model, ids, steps):
 def test_states_that_were_there_before_stay_as_they_were(model, ids):
     """A state is a value: put back, it is where it was. (Keys and values are appended in place, as by `forward`.)"""
     x = ids(2, 9)
-    cache = model(x[:, :5], use_cache=True).past_key_values
+    cache = model(x[:, :5], use_cache=True).cache
     before = [layer.state for layer in cache.layers]
     runs = []
     for _ in range(2):
         for layer, state in zip(cache.layers, before, strict=True):
             layer.state, layer.num_tokens = state, 5
         with fused_forward(model):
-            runs.append([model(x[:, i : i + 1], past_key_values=cache).logits for i in range(5, 9)])
+            runs.append([model(x[:, i : i + 1], cache=cache).logits for i in range(5, 9)])
     assert all(map(torch.equal, *runs))
 
 
@@ -407,10 +405,10 @@ def test_gradients_through_an_earlier_state(make_model, ids):
     found = []
     for weights in (None, "float32"):
         model, x = make_model("default").float(), ids(1, 7) * 0 + torch.arange(7) + 3
-        cache = model(x[:, :4], use_cache=True).past_key_values
+        cache = model(x[:, :4], use_cache=True).cache
         with torch.no_grad(), fused_forward(model, weights):
-            model(x[:, 4:5], past_key_values=cache)
-        model(x[:, 5:], past_key_values=cache).logits.sum().backward()
+            model(x[:, 4:5], cache=cache)
+        model(x[:, 5:], cache=cache).logits.sum().backward()
         found.append(model.model.layers[0].attention.k_proj.weight.grad)
     assert torch.allclose(*found, rtol=1e-4, atol=1e-5)
 
@@ -440,10 +438,10 @@ def test_where_memory_is_short_the_model_takes_its_own_step(make_model, ids, mon
 def test_what_forward_refuses_is_refused(make_model, ids, options, error):
     model, raised = make_model("default", position="learned", max_position_embeddings=64).float(), []
     for weights in (None, "float32"):
-        cache = model(ids(2, 5), use_cache=True).past_key_values
+        cache = model(ids(2, 5), use_cache=True).cache
         with fused_forward(model, weights):
-            model(ids(2, 1), past_key_values=cache)
+            model(ids(2, 1), cache=cache)
             with pytest.raises((ValueError, TypeError, RuntimeError), match=error) as found:
-                model(**{"input_ids": ids(2, 1), "past_key_values": cache} | options)
+                model(**{"input_ids": ids(2, 1), "cache": cache} | options)
         raised.append(found.type)
     assert raised[0] is raised[1]

@@ -76,12 +76,12 @@ def test_continuation_from_a_cache(model, ids):
     x = ids(1, 5)
     whole = generate(model, x, max_new_tokens=8)
     first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
-    again = generate(model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=5)
+    again = generate(model, first.sequences, cache=first.cache, max_new_tokens=5)
     assert torch.equal(again, whole)
     first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
     longer = torch.cat([first.sequences, ids(1, 4)], dim=1)
     expected = generate(model, longer)
-    assert torch.equal(generate(model, longer, past_key_values=first.past_key_values), expected)
+    assert torch.equal(generate(model, longer, cache=first.cache), expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])

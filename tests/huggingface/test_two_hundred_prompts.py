@@ -18,6 +18,7 @@ import tarnn
 from tarnn.conversion import set_options
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.fused_forward import fused_forward
+from tarnn.huggingface.versions import as_called, cache_of
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 
@@ -92,10 +93,9 @@ def continued(model, ids, weights):
     with fused_forward(model, weights):
         options = {"max_new_tokens": 4, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
         first = model.generate(ids[:, :4], return_dict_in_generate=True, **options)
-        cache, read, new, logits = first.past_key_values, torch.cat([first.sequences[:, -1:], ids[:, 4:]], 1), [], []
+        cache, read, new, logits = cache_of(first), torch.cat([first.sequences[:, -1:], ids[:, 4:]], 1), [], []
         for _ in range(NEW):
-            of_cache = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
-            logits.append(model(read, use_cache=True, **{of_cache: cache}).logits[:, -1])
+            logits.append(model(read, use_cache=True, **as_called(model.forward, cache)).logits[:, -1])
             read = logits[-1].argmax(-1, keepdim=True)
             new.append(read)
     return torch.cat(new, 1), torch.stack(logits, 1)

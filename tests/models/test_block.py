@@ -97,7 +97,7 @@ def test_an_encoder_sees_both_sides():
     for model, sees in ((encoder, True), (decoder, False)):
         out, changed = (model(x).last_hidden_state[:, 0] for x in (ids, other))
         assert torch.equal(out, changed) != sees
-    assert encoder(ids).past_key_values is None
+    assert encoder(ids).cache is None
     padded = torch.cat([ids, torch.zeros(2, 3, dtype=torch.long)], dim=1)
     mask = torch.arange(12).expand(2, 12) < 9
     with_padding = encoder(padded, attention_mask=mask).last_hidden_state[:, :9]

@@ -8,6 +8,7 @@ from support.scans import draw
 from torch.nn.functional import silu, softplus
 
 from tarnn import ScanState, diagonal_scan, selective_scan, selective_scan_step
+from tarnn.huggingface.versions import as_called, cache_of
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.one_path
@@ -80,8 +81,8 @@ def test_a_continued_mamba_of_transformers_forgets_its_state():
         whole = model(ids).logits
 
         def continued(at):
-            cache = model(ids[:, :-at], use_cache=True).cache_params
-            return model(ids[:, -at:], cache_params=cache, use_cache=True).logits
+            cache = cache_of(model(ids[:, :-at], use_cache=True))
+            return model(ids[:, -at:], **as_called(model.forward, cache), use_cache=True).logits
 
         close(continued(1), whole[:, -1:])
         assert (continued(6) - whole[:, -6:]).abs().max() > 0.01

@@ -81,7 +81,7 @@ class ConstantCache(Cache):
 
 
 def constant_cache(model: PreTrainedModel) -> Cache:
-    """A cache of constant size for `model.generate(…, past_key_values=constant_cache(model))`.
+    """A cache of constant size for `model.generate(…, cache=constant_cache(model))`.
 
     The model runs attn_implementation="tarnn_hybrid" or "tarnn_linear". Its own sliding-window layers keep their window.
     Heads of mode "exact" keep all keys, so their layers grow: a warning names them.

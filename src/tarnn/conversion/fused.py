@@ -16,10 +16,11 @@ from tarnn.decoding.fused import Classes, FusedStep
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.parts import Attention
 from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, ask_first
+from tarnn.huggingface.versions import CACHE, NAMES, for_generate
 from tarnn.ops import State
 
 # arguments of `generate`, and settings of a model, with which another cache is made or meant; an assistant's is cropped unasked
-OTHER_CACHE = ("past_key_values", "cache_implementation", "assistant_model", "prompt_lookup_num_tokens", "is_assistant")
+OTHER_CACHE = (*NAMES, "cache_implementation", "assistant_model", "prompt_lookup_num_tokens", "is_assistant")
 
 
 class ConvertedForward(FusedForward):
@@ -70,8 +71,8 @@ def arguments_of(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any] | No
         return None
     settings = vars(given.get("generation_config") or model.generation_config) | dict(given)
     if settings.get("use_cache") is False or any(settings.get(x) for x in OTHER_CACHE):
-        return given
-    return {**given, "past_key_values": make_cache(model)}
+        return for_generate(given)
+    return {**given, CACHE: make_cache(model)}
 
 
 def ask_for(model: nn.Module) -> None:

@@ -21,6 +21,7 @@ from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
 from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
+from tarnn.huggingface.versions import CACHE
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.models.state import ModelState
 
@@ -81,7 +82,7 @@ class ConvertedText(nn.Module):
         if self.fused is not None:
             return self.fused.prefill(ids, state, inplace=inplace)
         state = state if inplace else state.clone()
-        logits = self.model(input_ids=ids, past_key_values=state.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: state.cache}).logits[:, -1]
         return logits, CacheState(state.cache, state.position + ids.shape[1])
 
     def step(self, ids: Tensor, state: Any, *, inplace: bool = False) -> tuple[Tensor, Any]:

@@ -26,6 +26,7 @@ from tarnn.huggingface.convolved_cache import ConvolvedLayer
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents
 from tarnn.huggingface.folders import check_folder
 from tarnn.huggingface.past import crop_as_one
+from tarnn.huggingface.versions import CACHE, takes_any_name, with_both_names
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
 from tarnn.models.convolution import Convolution
@@ -34,31 +35,35 @@ from tarnn.models.reversible import can_run, run_reversible
 from tarnn.ops import State
 from tarnn.parallel.group import active, refuse
 
+_Output = with_both_names(BaseModelOutputWithPast)
+_CrossOutput = with_both_names(BaseModelOutputWithPastAndCrossAttentions)
+
 
 class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with `forward`, with a transformers cache or without."""
 
     describe = Block.describe
 
+    @takes_any_name
     def forward(
         self,
         x: Tensor,
         context: Tensor | None = None,
         *,
-        past_key_values=None,
+        cache=None,
         cu_seqlens: Tensor | None = None,
         cross=None,
         key_mask: Tensor | None = None,
         **options,
     ) -> Tensor:
         """x (b, t, hidden) → the same. `context`: what cross-attention reads, where `cross` does not have it (beside x, so
-        that reentrant gradient checkpointing sees it). `past_key_values`: the `StateLayer` of each state, read and written
-        (under this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
+        that reentrant gradient checkpointing sees it). `cache`: the `StateLayer` of each state, read and written, passed by
+        transformers' name so that gradient checkpointing leaves it out; `cu_seqlens`: of documents in all b·t tokens;
         options as in `MultiHeadAttention`."""
         if context is not None:
             cross = {**cross, "context": context}
-        if past_key_values is not None:
-            return self._with_cache(x, past_key_values, cross, {"key_mask": key_mask, **options})
+        if cache is not None:
+            return self._with_cache(x, cache, cross, {"key_mask": key_mask, **options})
         masks = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
         if self.convolution is not None:
             y = self.convolution(self._packed(self._before(x, self.convolution_norm), cu_seqlens), **masks)
@@ -75,7 +80,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
 
     def _with_cache(self, x: Tensor, caches: Sequence[StateLayer], cross, options) -> Tensor:
         """Reads and writes this layer's part of a transformers cache."""
-        start, before = x, [cache.take(x.shape[1]) for cache in caches]
+        start, before = x, [layer.take(x.shape[1]) for layer in caches]
         filtered = before[:-1]
 
         def again(i: int, state: State, n: int):
@@ -86,8 +91,8 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
 
         # the cache owns its state, so it is written in place; not where autograd may need the one before
         x, *states = self.prefill(x, *before, cross=cross, inplace=not torch.is_grad_enabled(), **options)
-        for i, (cache, state) in enumerate(zip(caches, states, strict=True)):
-            cache.write(state, x.shape[1], partial(again, i))
+        for i, (layer, state) in enumerate(zip(caches, states, strict=True)):
+            layer.write(state, x.shape[1], partial(again, i))
         return x
 
 
@@ -99,7 +104,7 @@ class TarnnPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = [CACHE]  # noqa: RUF012
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _can_record_outputs = {  # noqa: RUF012
@@ -164,12 +169,13 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     __init__ = TarnnPreTrainedModel.__init__
 
     @capture_outputs
+    @takes_any_name
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         cu_seqlens: Tensor | Documents | None = None,
         use_cache: bool | None = None,
@@ -189,7 +195,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         TypeError: unknown arguments.
         """
         check_arguments(kwargs, self.config.causal)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        past = 0 if cache is None else cache.get_seq_length()
         (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
         documents = find_documents(
             (b, t),
@@ -197,12 +203,12 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             cu_seqlens=cu_seqlens,
             position_ids=position_ids,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             use_cache=use_cache,
         )
         cu_seqlens = documents.bounds
         sharing = active() is not None
-        if sharing and (use_cache or past_key_values is not None):
+        if sharing and (use_cache or cache is not None):
             refuse(
                 "a transformers cache",
                 "Pass use_cache=False, or read a long prompt by prefill, whose state is a plain value.",
@@ -215,14 +221,13 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             use_cache = False
         if use_cache is None:
             use_cache = self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
-        if not self.config.causal and (use_cache or past_key_values is not None):
+        if not self.config.causal and (use_cache or cache is not None):
             raise ValueError(
-                "a model that sees both sides reads whole sequences and has no cache; leave out past_key_values and "
-                "use_cache."
+                "a model that sees both sides reads whole sequences and has no cache; leave out cache and use_cache."
             )
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        caches = self._layer_caches(past_key_values)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        caches = self._layer_caches(cache)
         position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
         key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
         x = self.embed(input_ids, position_ids, without_padding(inputs_embeds, key_mask))
@@ -238,11 +243,11 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             {"key_mask": key_mask, "cu_seqlens": cu_seqlens, **own} for own in self.layer_options(position_ids, cross)
         ]
         states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        stores = with_weights or states or past_key_values is not None
+        stores = with_weights or states or cache is not None
         if self.config.reversible and not stores and can_run(self.layers):
             x = run_reversible(self.layers, x, layer_options)
-            return BaseModelOutputWithPast(last_hidden_state=self.finish(x))
-        for block, cache, options in zip(self.layers, caches, layer_options, strict=True):
+            return _Output(last_hidden_state=self.finish(x))
+        for block, held, options in zip(self.layers, caches, layer_options, strict=True):
             context = None
             if with_weights and block.attention.has_weights:
                 options["return_weights"] = True
@@ -252,9 +257,9 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
                 if with_weights and cast(Any, block.cross_attention).has_weights:
                     reads["return_weights"] = True
                 options["cross"] = reads
-            x = block(x, context, past_key_values=cache, **options)
-        output = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
-        return output(last_hidden_state=self.finish(x), past_key_values=past_key_values)
+            x = block(x, context, **{CACHE: held}, **options)
+        output = _Output if cross is None else _CrossOutput
+        return output(last_hidden_state=self.finish(x), cache=cache)
 
     @property
     def has_weights(self) -> bool:

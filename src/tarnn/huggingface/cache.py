@@ -126,6 +126,10 @@ class LinearStateLayer(StateLayer):
     def activate_past_recording(self) -> None:
         self.record_past = True
 
+    @property
+    def is_croppable(self) -> bool:  # type: ignore[override]
+        return self.record_past
+
     def write(self, state: State, num_tokens: int, again: Again) -> None:
         if self.record_past:
             self.note(self.state, num_tokens, again)

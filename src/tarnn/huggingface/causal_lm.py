@@ -14,8 +14,11 @@ from tarnn.huggingface.documents import Documents, check_arguments, find_documen
 from tarnn.huggingface.fused_forward import active, enable_by_default
 from tarnn.huggingface.shared_prompts import prompt_of_all_ranks
 from tarnn.huggingface.stretches import labels_of_next, share_of_loss
+from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
 from tarnn.models.backbone import Backbone, TextModel
 from tarnn.parallel import group
+
+_Output = with_both_names(CausalLMOutputWithPast)
 
 
 class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
@@ -38,12 +41,13 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
     __init__ = TarnnPreTrainedModel.__init__
 
     @can_return_tuple
+    @takes_any_name
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         cu_seqlens: Tensor | Documents | None = None,
@@ -63,9 +67,9 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         if (fused := active(self)) is not None and not isinstance(logits_to_keep, Tensor):
             check_arguments(kwargs, causal=True)
             extra_inputs = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
-            logits = fused(input_ids, attention_mask, position_ids, past_key_values, extra_inputs, logits_to_keep)
+            logits = fused(input_ids, attention_mask, position_ids, cache, extra_inputs, logits_to_keep)
             if logits is not None:
-                return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+                return _Output(logits=logits, cache=cache)
         if labels is not None:
             documents = cu_seqlens = find_documents(
                 labels.shape,
@@ -73,14 +77,14 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
                 cu_seqlens=cu_seqlens,
                 position_ids=position_ids,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
+                cache=cache,
                 use_cache=use_cache,
             )
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             cu_seqlens=cu_seqlens,
             use_cache=use_cache,
@@ -96,16 +100,13 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
                 shifted = labels_of_next(ranks, labels, ignored) if shifted is None else shifted.contiguous()
                 kwargs = share_of_loss(ranks, shifted, {**kwargs, "shift_labels": shifted})
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=out.past_key_values,
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
+        return _Output(
+            loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states, attentions=out.attentions
         )
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        kwargs = for_generate(kwargs)
         if (ranks := group.active()) is not None:
             kwargs, args = prompt_of_all_ranks(self, ranks, args, kwargs), ()
             with group.alone():

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from tarnn.attention.registry import ATTENTIONS
 from tarnn.huggingface.config_keys import TAKEN, check_base_keys, without_old_keys
 from tarnn.huggingface.folders import check_folder
+from tarnn.huggingface.versions import CACHE
 from tarnn.models.checks import check_number
 from tarnn.models.config import ModelConfig
 from tarnn.models.size import count_numbers
@@ -53,7 +54,7 @@ class TarnnConfig(RecordConfig, record=ModelConfig):
     """
 
     model_type = "tarnn"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [CACHE]
 
     initializer_range: float = 0.02
     use_cache: bool = True

@@ -34,6 +34,10 @@ class ConvolvedLayer(CacheLayerMixin):
             if isinstance(part, LinearStateLayer):  # others can be cropped anyway
                 part.activate_past_recording()
 
+    @property
+    def is_croppable(self) -> bool:  # type: ignore[override]
+        return all(part.is_croppable for part in self.parts)
+
     def check_crop(self, tokens_to_remove: int) -> None:
         for part in self.parts:
             if isinstance(part, LinearStateLayer):

@@ -52,7 +52,7 @@ def find_documents(
     cu_seqlens: Tensor | Documents | None = None,
     position_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
-    past_key_values: Cache | None = None,
+    cache: Cache | None = None,
     use_cache: bool | None = None,
 ) -> Documents:
     """Find the documents in rows of this shape (b, t).
@@ -66,11 +66,11 @@ def find_documents(
     if isinstance(cu_seqlens, Documents):
         return cu_seqlens
     cu_seqlens = _as_given(cu_seqlens, arguments)
-    cached = past_key_values is not None or bool(use_cache)
+    cached = cache is not None or bool(use_cache)
     if cu_seqlens is None:
         numbers, step = arguments.get("seq_idx"), 0  # what they grow by within a document
         given = numbers is None and position_ids is not None and attention_mask is None
-        if given and not _goes_on(past_key_values):  # (some caches have no length to ask for)
+        if given and not _goes_on(cache):  # (some caches have no length to ask for)
             numbers, step = position_ids, 1
         if numbers is not None and (ranks := active()) is not None:
             cu_seqlens = bounds_over_ranks(ranks, numbers, step)

@@ -20,6 +20,7 @@ from tarnn.decoding.fused import Classes, FusedStep
 from tarnn.decoding.plan import OldKernels, Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
+from tarnn.huggingface.versions import by_role, cache_name
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
@@ -189,16 +190,16 @@ def first_positions(
 def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[..., Any]:
     """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
     names = [name for name in signature(forward).parameters if name != "self"]
-    of_cache = "cache_params" if "cache_params" in names else "past_key_values"
+    of_cache = cache_name(forward)
     made = _output_of(forward)
 
     @can_return_tuple
     @wraps(forward)
     def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (fused := active(self)) is not None:
-            given = {**dict(zip(names, args)), **kwargs}
+            given = by_role({**dict(zip(names, args)), **kwargs})
             ids, mask, positions = (given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids"))
-            cache, keep, _ = (given.pop(of_cache, None), given.pop("logits_to_keep", 0), given.pop("use_cache", None))
+            cache, keep, _ = (given.pop("cache", None), given.pop("logits_to_keep", 0), given.pop("use_cache", None))
             logits = None if isinstance(keep, Tensor) else fused(ids, mask, positions, cache, given, keep)
             if logits is not None:
                 return made(**{"logits": logits, of_cache: cache})
@@ -247,7 +248,7 @@ _entered: ContextVar[tuple[FusedForward, ...]] = ContextVar("fused_forward", def
 
 @contextmanager
 def fused_forward(model: Any, weights: str | None = "float32", warmup_tokens: int = 0) -> Iterator[None]:
-    """Within: `model.generate`, and `model(ids, past_key_values=cache)`, use the fused step where they can.
+    """Within: `model.generate`, and `model(ids, cache=cache)`, use the fused step where they can.
 
         with fused_forward(model, "int8"):
             model.generate(ids, max_new_tokens=100)

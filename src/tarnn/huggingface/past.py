@@ -133,7 +133,9 @@ def _cropping_as_one(kind: Any) -> type:
             return kind.get_seq_length(self, layer_idx)
         return count
 
-    return type(f"Undoing{kind.__name__}", (kind, CropsAsOne), {"crop": crop, "get_seq_length": get_seq_length})
+    croppable = property(lambda self: all(getattr(x, "record_past", False) or x.is_croppable for x in self.layers))
+    members = {"crop": crop, "get_seq_length": get_seq_length, "is_croppable": croppable}
+    return type(f"Undoing{kind.__name__}", (kind, CropsAsOne), members)
 
 
 def crop_as_one(cache: Cache) -> None:

@@ -18,6 +18,7 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.huggingface.backbone import TarnnBlock, TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.seq2seq_config import TarnnSeq2SeqConfig
+from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 from tarnn.ops import State
@@ -33,6 +34,10 @@ class Seq2SeqState(State):
     @property
     def nbytes(self) -> int:
         return self.target.nbytes + sum(x.nbytes for x in self.source)
+
+
+_Output = with_both_names(Seq2SeqModelOutput)
+_LMOutput = with_both_names(Seq2SeqLMOutput)
 
 
 class TarnnDecoder(TarnnModel):
@@ -73,6 +78,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         self.encoder.embed_tokens = self.decoder.embed_tokens = value
 
     @can_return_tuple
+    @takes_any_name
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -82,7 +88,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         decoder_attention_mask: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -104,11 +110,11 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and labels is None
-        if use_cache and past_key_values is None:
-            past_key_values = self._new_cache()
+        if use_cache and cache is None:
+            cache = self._new_cache()
         weights = kwargs.pop("output_attentions", self.config.output_attentions)
         states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        read = isinstance(past_key_values, EncoderDecoderCache) and past_key_values.is_updated.get(0, False)
+        read = isinstance(cache, EncoderDecoderCache) and cache.is_updated.get(0, False)
         if encoder_outputs is None and not read:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -121,12 +127,12 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         source = None if encoder_outputs is None else encoder_outputs[0]
-        own, cross = self._crosses(source, attention_mask, past_key_values)
+        own, cross = self._crosses(source, attention_mask, cache)
         out = self.decoder(
             input_ids=decoder_input_ids,
             inputs_embeds=decoder_inputs_embeds,
             attention_mask=decoder_attention_mask,
-            past_key_values=own,
+            cache=own,
             use_cache=use_cache,
             cross=cross,
             output_attentions=weights and (self.decoder.has_weights or not self.encoder.has_weights),
@@ -136,7 +142,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             out.last_hidden_state,
             labels,
             kwargs,
-            past_key_values=past_key_values,
+            cache=cache,
             decoder_hidden_states=out.hidden_states,
             decoder_attentions=out.attentions,
             cross_attentions=out.cross_attentions,
@@ -149,7 +155,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         """Make what `forward` returns from the decoder's hidden states. options: of the loss."""
         if labels is not None:
             raise TypeError(f"{type(self).__name__} has no output layer, so it takes no labels.")
-        return Seq2SeqModelOutput(last_hidden_state=cast(Any, x), **rest)
+        return _Output(last_hidden_state=cast(Any, x), **rest)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels one position to the right, after the start token."""
@@ -174,7 +180,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             key_mask = None if mask is None else mask.bool()
             return None, [{"context": source, "key_mask": key_mask}] * len(self.decoder.layers)
         if not isinstance(cache, EncoderDecoderCache):
-            raise ValueError("the cache of an encoder–decoder is an EncoderDecoderCache; leave past_key_values out.")
+            raise ValueError("the cache of an encoder–decoder is an EncoderDecoderCache; leave cache out.")
         if not cache.is_updated.get(0, False):
             assert source is not None
             states = [StateLayer() for _ in self.decoder.layers]
@@ -229,11 +235,11 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
         if labels is not None:
             options = options | {"shift_labels": labels}
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **rest)
+        return _LMOutput(loss=loss, logits=logits, **rest)
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring; the Seq2SeqTrainer hands the labels on, too
     def generate(self, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
+        return GenerationMixin.generate(cast(Any, self), *args, **for_generate(kwargs))
 
     # as an RNN
 

@@ -8,10 +8,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tarnn.huggingface.stretches import whole_rows
+from tarnn.huggingface.versions import CACHE, NAMES
 from tarnn.parallel.agreement import agree, looks, telling
 from tarnn.parallel.group import Ranks
 
-_STARTS = ("past_key_values", "inputs_embeds", "assistant_model", "prompt_lookup_num_tokens")
+_STARTS = (*NAMES, "inputs_embeds", "assistant_model", "prompt_lookup_num_tokens")
 
 
 @torch.no_grad()
@@ -40,7 +41,7 @@ def prompt_of_all_ranks(
     parts = [part for layer in cache.layers for part in cast(Any, layer).parts]
     for part, after in zip(parts, state.layers, strict=True):
         part.begin(after, total - 1)
-    return named | {"past_key_values": cache}
+    return named | {CACHE: cache}
 
 
 def _checked(model: Any, arguments: Mapping[str, Any]) -> Tensor:

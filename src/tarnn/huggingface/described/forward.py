@@ -14,6 +14,7 @@ from tarnn.decoding.fused import Classes, FusedStep
 from tarnn.huggingface.described import classes_of
 from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, asking, entering
 from tarnn.huggingface.patching.undo import UndoingLayer
+from tarnn.huggingface.versions import hold_keys
 from tarnn.ops import KVCache, State
 
 
@@ -129,8 +130,7 @@ def _with_room(state: Any, num_tokens: int) -> State:
 def _give(layer: Any, state: Any) -> tuple[Tensor, ...]:
     """Let a layer of a cache hold views of a state; returns them."""
     if isinstance(layer, DynamicLayer):
-        layer.keys, layer.values, _ = state.used()
-        layer.is_initialized, layer.dtype, layer.device = True, layer.keys.dtype, layer.keys.device
+        hold_keys(layer, *state.used()[:2])
         return _tensors(layer)
     layer.conv_states[0] = state.tokens.mT
     layer.recurrent_states[0] = state.S.mT if isinstance(state, Mamba2State) else state.S

@@ -1,13 +1,12 @@
 """The families of transformers whose linear layers tarnn computes, and what is replaced in the file of each.
 
-Arguments are those of the versions that were tested, transformers 5.23: a function with others is left as it is.
+Arguments are those of the versions that were tested, a cache by its new name: a function with others is left as it is.
 """
 
 import functools
 from collections.abc import Callable
 
 from tarnn.huggingface.described.forward import described_generate, described_head
-from tarnn.huggingface.patching.assistance import decoding_by_one_name, head_with_one_name, inputs_by_one_name
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
@@ -25,6 +24,7 @@ from tarnn.huggingface.patching.padding import layer_with_padding
 from tarnn.huggingface.patching.selective import scan_layer, scan_sequences, scan_token
 from tarnn.huggingface.patching.ssd import not_fused, ssd_sequences, ssd_token
 from tarnn.huggingface.patching.undo import layer_with_undo
+from tarnn.huggingface.versions import decoding_by_one_name, head_with_one_name, inputs_by_one_name
 
 CONVOLUTION = (
     Hook("causal_conv1d_fn", on_cpu(convolve_sequences), "hidden_states weight bias activation **kwargs"),
@@ -79,16 +79,16 @@ SCAN_FUSED = Hook(
     "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A B C D delta_bias "
     "delta_softplus b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps **kwargs",
 )
-MIXER = "self hidden_states cache_params attention_mask **kwargs"
-SHORT = "self hidden_states past_key_values attention_mask **kwargs"
-TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
-MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
+MIXER = "self hidden_states cache attention_mask **kwargs"
+SHORT = "self hidden_states cache attention_mask **kwargs"
+TEXT = "self input_ids attention_mask position_ids cache inputs_embeds use_cache **kwargs"
+MAMBA = "self input_ids inputs_embeds cache use_cache output_hidden_states return_dict attention_mask **kwargs"
 GENERATE = (
     "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus "
     "assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
 )
 MAMBA_HEAD = (
-    "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
+    "self input_ids inputs_embeds cache labels output_hidden_states return_dict use_cache attention_mask "
     "logits_to_keep **kwargs"
 )
 
@@ -97,14 +97,14 @@ ASSISTED = (
     "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer inputs_tensor assistant_model "
     "assistant_tokenizer tokenizer **model_kwargs"
 )
-PREPARED = "self input_ids inputs_embeds use_cache cache_params attention_mask is_first_iteration **kwargs"
+PREPARED = "self input_ids inputs_embeds use_cache cache attention_mask is_first_iteration **kwargs"
 GRIFFIN = "self input_states position_ids attention_mask use_cache **kwargs"
 MLSTM = "self query key value igate fgate c_initial n_initial m_initial return_last_states mode"
-LIGHTNING = "self hidden_states position_embeddings attention_mask past_key_values **kwargs"
+LIGHTNING = "self hidden_states position_embeddings attention_mask cache **kwargs"
 
 
 MAMBA_1_HEAD = (
-    "self input_ids attention_mask inputs_embeds cache_params labels output_hidden_states return_dict use_cache "
+    "self input_ids attention_mask inputs_embeds cache labels output_hidden_states return_dict use_cache "
     "logits_to_keep **kwargs"
 )
 
@@ -179,7 +179,7 @@ FAMILIES = (
         (
             *GATED_DELTA,
             _layer("Qwen4ExpTextGatedDeltaNet"),
-            _layer("Qwen4ExpTextPLELayer", "self hidden_states input_ids past_key_values conv_mask", mask="conv_mask"),
+            _layer("Qwen4ExpTextPLELayer", "self hidden_states input_ids cache conv_mask", mask="conv_mask"),
             _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
         ),
     ),
@@ -191,7 +191,7 @@ FAMILIES = (
     _family("LFM2-MoE", "lfm2_moe", CONVOLUTION, "Lfm2MoeShortConv", "Lfm2MoeModel", SHORT),
     _family("LFM3", "lfm3", CONVOLUTION, "Lfm3ShortConv", "Lfm3Model", SHORT),
     Family("Inkling", "inkling", (*CONVOLUTION, *_inkling("Inkling"))),
-    Family("Inkling 2", "inkling2", (*CONVOLUTION, *_inkling("Inkling2"))),
+    Family("Inkling 2", "inkling2", (*CONVOLUTION, *_inkling("Inkling2")), tested="5.23"),
     Family(
         "RecurrentGemma",
         "recurrent_gemma",
@@ -200,7 +200,7 @@ FAMILIES = (
             Hook(
                 "RecurrentGemmaModel.forward",
                 griffin_model,
-                "self input_ids position_ids attention_mask inputs_embeds use_cache past_key_values **kwargs",
+                "self input_ids position_ids attention_mask inputs_embeds use_cache cache **kwargs",
             ),
         ),
     ),
@@ -209,7 +209,7 @@ FAMILIES = (
         "xlstm",
         (
             Hook("xLSTMBackend.forward", mlstm_backend, MLSTM),
-            Hook("xLSTMModel.forward", mlstm_model, "self input_ids inputs_embeds cache_params use_cache **kwargs"),
+            Hook("xLSTMModel.forward", mlstm_model, "self input_ids inputs_embeds cache use_cache **kwargs"),
         ),
     ),
     Family(
@@ -232,7 +232,7 @@ FAMILIES = (
             Hook(
                 "JambaMambaDecoderLayer.forward",
                 layer_with_packed_rows,
-                "self hidden_states attention_mask position_ids past_key_values **kwargs",
+                "self hidden_states attention_mask position_ids cache **kwargs",
             ),
             _model("JambaModel"),
         ),
@@ -258,8 +258,7 @@ FAMILIES = (
             *SSD,
             _layer("NemotronHMamba2Mixer"),
             _model(
-                "NemotronHModel",
-                "self input_ids inputs_embeds position_ids past_key_values use_cache attention_mask **kwargs",
+                "NemotronHModel", "self input_ids inputs_embeds position_ids cache use_cache attention_mask **kwargs"
             ),
         ),
     ),

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tarnn.huggingface.versions import role
+
 
 class Hook(NamedTuple):
     """What is replaced in a family's file: `path` is a function's name, or "Class.method"."""
@@ -23,6 +25,7 @@ class Family(NamedTuple):
     name: str
     module: str
     hooks: tuple[Hook, ...]
+    tested: str = ""  # versions of transformers, where they are fewer than tarnn's
 
     @property
     def path(self) -> str:
@@ -30,9 +33,9 @@ class Family(NamedTuple):
 
 
 def arguments_of(function: Callable) -> str:
-    """The names of a function's arguments, in order."""
+    """The names of a function's arguments, in order; a cache by its new name."""
     kinds: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    return " ".join(kinds.get(x.kind, "") + x.name for x in inspect.signature(function).parameters.values())
+    return " ".join(kinds.get(x.kind, "") + role(x.name) for x in inspect.signature(function).parameters.values())
 
 
 def on_cpu(adapter: Callable) -> Callable[[Callable], Callable]:

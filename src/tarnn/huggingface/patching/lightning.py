@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end, model_with_packed_rows
+from tarnn.huggingface.versions import cache_in
 from tarnn.ops.linear.op import linear_attention
 from tarnn.ops.linear.state import LinearState
 from tarnn.ops.linear.step import step
@@ -26,22 +27,23 @@ def lightning_layer(original: Callable) -> Callable:
         hidden_states: Tensor,
         position_embeddings: Any = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if hidden_states.device.type != "cpu":
-            return original(self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+            return original(self, hidden_states, position_embeddings, attention_mask, *args, **kwargs)
+        cache = args[0] if args else cache_in(kwargs)
         b, t, _ = hidden_states.shape
         qkv = self.act_fn(self.qkv_proj(hidden_states))
         if attention_mask is not None:
             qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
         inputs = qkv.view(b, t, self.num_attention_heads, 3 * self.head_dim).split(self.head_dim, dim=3)
-        S = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
-        o, S = _attend(inputs, -self.slope_rate.view(-1), S, past_key_values is not None, bounds_of(kwargs))
+        S = None if cache is None else cache.get_linear_cache(self.layer_idx)
+        o, S = _attend(inputs, -self.slope_rate.view(-1), S, cache is not None, bounds_of(kwargs))
         o = self.norm(o.reshape(b, t, -1))
         o = self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * o)
-        if past_key_values is not None:
-            past_key_values.set_linear_cache(self.layer_idx, S)
+        if cache is not None:
+            cache.set_linear_cache(self.layer_idx, S)
         return o, S
 
     return forward
@@ -76,7 +78,7 @@ def lightning_model(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        held = (dict(zip(names, args, strict=False)) | kwargs).get("past_key_values")
+        held = cache_in(dict(zip(names, args, strict=False)) | kwargs)
         kind: Any = type(held)
         if kind.__name__ == "MiniMaxCache":
             held.__class__ = _counting(kind)

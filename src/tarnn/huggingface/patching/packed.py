@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
 from tarnn.huggingface.documents import find_documents
+from tarnn.huggingface.versions import cache_in
 
 _BOUNDS: ContextVar[Tensor | None] = ContextVar("bounds", default=None)
 
@@ -71,9 +72,7 @@ def model_with_packed_masks(original: Callable) -> Callable:
         positions = _positions(bounds, *_shape(call))
         x = call.get("inputs_embeds")
         x = self.get_input_embeddings()(call["input_ids"]) if x is None else x
-        mask = create_causal_mask(
-            config=self.config, inputs_embeds=x, attention_mask=None, past_key_values=None, position_ids=positions
-        )
+        mask = create_causal_mask(self.config, x, None, None, positions)
         call["attention_mask"] = {"full_attention": mask, "linear_attention": None}
         return original(self, **{"position_ids": positions, **call, "cu_seq_lens_q": bounds})
 
@@ -148,7 +147,7 @@ def _refuse_leaks(model: Any) -> None:
 
 def refuse_gaps(call: Mapping[str, Any]) -> None:
     """Raise ValueError for padding between tokens that the cache holds and new ones: layers would decay their state there."""
-    mask, cache = call.get("attention_mask"), _cache(call)
+    mask, cache = call.get("attention_mask"), cache_in(call)
     if not isinstance(mask, Tensor) or mask.ndim != 2 or cache is None:
         return
     rows, new = _shape(call)
@@ -169,7 +168,7 @@ def _find(call: Mapping[str, Any]) -> Tensor | None:
         mask = None
     if isinstance(positions, Tensor) and positions.ndim == 3:  # of text, height and width
         positions = positions[0]
-    held = _cache(call)
+    held = cache_in(call)
     if held is not None:  # who passes a cache continues whole rows
         positions = None
     return find_documents(
@@ -178,13 +177,9 @@ def _find(call: Mapping[str, Any]) -> Tensor | None:
         cu_seqlens=_BOUNDS.get(),
         position_ids=positions,
         attention_mask=mask,
-        past_key_values=held,
+        cache=held,
         use_cache=call.get("use_cache"),
     ).bounds
-
-
-def _cache(call: Mapping[str, Any]) -> Any:
-    return call.get("past_key_values", call.get("cache_params"))
 
 
 def _tokens(call: Mapping[str, Any]) -> Tensor | None:

@@ -16,6 +16,7 @@ from tarnn.huggingface.patching import places
 from tarnn.huggingface.patching.families import FAMILIES
 from tarnn.huggingface.patching.hooks import Family, Hook, arguments_of, with_globals
 from tarnn.huggingface.patching.undo import lifted_refusals
+from tarnn.huggingface.versions import versions_known
 
 _LOG = logging.getLogger("tarnn")
 _NUMBERS = itertools.count()
@@ -159,16 +160,25 @@ def _owner(family: Family, hook: Hook) -> tuple[Any, str]:
 
 
 def _refusal(family: Family) -> str | None:
-    """Why a family stays as it is: None, or what differs from what was tested."""
+    """Why a family stays as it is: None, or what differs from what was tested, and which version works."""
+    here, tested = f"transformers {transformers.__version__}", f"transformers {family.tested or versions_known()}"
     try:
         importlib.import_module(family.path)
     except ImportError as error:
-        return f"transformers {transformers.__version__} can't load it ({error})"
+        return f"{here} can't load it ({error}); it was tested with {tested}"
     for hook in family.hooks:
         try:
             function = places.before(*_owner(family, hook))
         except AttributeError:
-            return f"transformers {transformers.__version__} has no {family.module}.{hook.path}"
-        if arguments_of(function) != hook.arguments:
-            return f"{hook.path} has other arguments in transformers {transformers.__version__} than those that were tested"
+            return f"{here} has no {family.module}.{hook.path}, as {tested} has"
+        if (found := arguments_of(function)) != hook.arguments:
+            differs = _difference(found.split(), hook.arguments.split())
+            return f"{hook.path} of {here} {differs}; tarnn was tested with {tested}"
     return None
+
+
+def _difference(found: list[str], tested: list[str]) -> str:
+    """Which arguments a function has and should not, and the other way round."""
+    new, gone = [x for x in found if x not in tested], [x for x in tested if x not in found]
+    parts = [f"has new arguments ({', '.join(new)})"] * bool(new) + [f"lacks some ({', '.join(gone)})"] * bool(gone)
+    return " and ".join(parts) or "has its arguments in another order"

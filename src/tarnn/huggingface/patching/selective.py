@@ -12,6 +12,7 @@ from torch.nn.functional import silu, softplus
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
+from tarnn.huggingface.versions import cache_in
 from tarnn.ops.scan.selective import selective_scan, selective_scan_step
 from tarnn.ops.scan.state import ScanState
 
@@ -22,18 +23,18 @@ def scan_layer(original: Callable) -> Callable:
     """The forward of a layer whose scan goes on from the cache's state. transformers gives it the state for one token alone."""
 
     @functools.wraps(original)
-    def forward(self: Any, hidden_states: Tensor, cache_params: Any = None, *args: Any, **kwargs: Any) -> Any:
-        past = None
-        if cache_params is not None and hidden_states.shape[1] > 1 and hidden_states.device.type == "cpu":
-            past = cache_params.get_recurrent_state(self.layer_idx, state_idx=0)
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        past, cache = None, args[0] if args else cache_in(kwargs)
+        if cache is not None and hidden_states.shape[1] > 1 and hidden_states.device.type == "cpu":
+            past = cache.get_recurrent_state(self.layer_idx, state_idx=0)
         if past is None:
-            return original(self, hidden_states, cache_params, *args, **kwargs)
+            return original(self, hidden_states, *args, **kwargs)
         if torch.compiler.is_compiling():
             raise ValueError("several tokens that continue a cache are not compiled: compile one token, and prompts.")
         states = iter([past] if past.ndim == 3 else past.unbind(1))  # (b, c, n) for each head
         token = _PAST.set(states)
         try:
-            return original(self, hidden_states, cache_params, *args, **kwargs)
+            return original(self, hidden_states, *args, **kwargs)
         finally:
             _PAST.reset(token)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tarnn.huggingface.past import KEPT, Again, Inputs, Past, Run, check_crop, crop_as_one, read_and_note
+from tarnn.huggingface.versions import cache_in
 from tarnn.ops.state import State
 
 
@@ -101,13 +102,14 @@ def recording() -> UndoingLayer | None:
 
 
 def layer_with_undo(original: Callable) -> Callable:
-    """The forward of a layer `(hidden_states, cache_params, …)` whose recurrences use `remembered`."""
+    """The forward of a layer `(hidden_states, cache, …)` whose recurrences use `remembered`."""
 
     @functools.wraps(original)
-    def forward(self: Any, hidden_states: Tensor, cache_params: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if cache_params is None or torch.compiler.is_compiling() or hidden_states.device.type != "cpu":
-            return original(self, hidden_states, cache_params, *args, **kwargs)
-        layer = cache_params.layers[self.layer_idx]
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache = args[0] if args else cache_in(kwargs)
+        if cache is None or torch.compiler.is_compiling() or hidden_states.device.type != "cpu":
+            return original(self, hidden_states, *args, **kwargs)
+        layer = cache.layers[self.layer_idx]
         if not isinstance(layer, UndoingLayer):
             begins = not any(layer.has_previous_state.values())
             layer.__class__ = _undoing_layer(cast(Any, type(layer)))
@@ -115,12 +117,12 @@ def layer_with_undo(original: Callable) -> Callable:
         if layer.num_tokens is not None:
             layer.num_tokens += hidden_states.shape[1]
         if not layer.record_past:
-            return original(self, hidden_states, cache_params, *args, **kwargs)
-        crop_as_one(cache_params)
+            return original(self, hidden_states, *args, **kwargs)
+        crop_as_one(cache)
         layer.next_past = 0
         token = _LAYER.set(layer)
         try:
-            return original(self, hidden_states, cache_params, *args, **kwargs)
+            return original(self, hidden_states, *args, **kwargs)
         finally:
             _LAYER.reset(token)
 
