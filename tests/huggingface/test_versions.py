@@ -86,6 +86,23 @@ def test_the_range_is_told():
     assert CACHE == ("cache" if here >= (5, 24) else "past_key_values")
 
 
+@pytest.mark.parametrize(
+    ("version", "outcome"),
+    [
+        ("5.22.1", "MissingPackageError: tarnn's models need transformers>=5.23"),
+        ("7.1.0.dev0", "UserWarning: transformers 7.1.0.dev0 is newer than tarnn was tested with (>=5.23"),
+        (transformers.__version__, ""),
+    ],
+)
+def test_another_version_is_one_sentence_at_the_first_use(version, outcome):
+    code = f"import transformers; transformers.__version__ = {version!r}; import tarnn; tarnn.linear_attention; print('so far')"
+    run = subprocess.run([sys.executable, "-c", f"{code}; import tarnn.huggingface"], capture_output=True, text=True)
+    assert run.stdout == "so far\n"
+    assert outcome in run.stderr
+    assert bool(outcome) == bool(run.stderr)
+    assert (run.returncode == 0) == (">=5.23" not in outcome or "newer" in outcome)
+
+
 def test_without_its_metadata_tarnn_runs():
     code = (
         "import importlib.metadata as m\n"

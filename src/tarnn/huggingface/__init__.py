@@ -3,4 +3,6 @@
 from tarnn.extras import needed_for
 
 with needed_for("tarnn.huggingface"):
-    import transformers  # noqa: F401
+    from tarnn.huggingface.versions import check_version
+
+check_version()

@@ -8,29 +8,35 @@ import functools
 import importlib.metadata
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationMixin
 from transformers.utils.generic import ModelOutput
+
+from tarnn.extras import MissingPackageError
 
 OLD_NAMES = ("past_key_values", "cache_params")
 NAMES = ("cache", *OLD_NAMES)
 Output = TypeVar("Output", bound=ModelOutput)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+ONE_NAME = _numbers(transformers.__version__) >= (5, 24)  # of a cache, in all models
+CACHE = "cache" if ONE_NAME else "past_key_values"  # what `generate` calls it
+
+
 def cache_name(function: Callable) -> str:
-    """The name by which a function takes a cache, or says that it does; of one without, `generate`'s."""
+    """The name by which a function takes a cache; of one that takes it as others do, `generate`'s."""
     names = inspect.signature(function).parameters
     return next((name for name in NAMES if name in names), CACHE)
-
-
-CACHE = "cache"  # what `generate` calls it
-CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
-ONE_NAME = CACHE == "cache"  # from 5.24 on, in all models
 
 
 def role(name: str) -> str:
@@ -160,6 +166,18 @@ def versions_known() -> str:
     return next((",".join(sorted(x[1].strip().split(","), reverse=True)) for x in ranges if x), "")
 
 
-def this_version() -> str:
-    """The version of transformers, and which were tested, as errors name them."""
-    return f"transformers {transformers.__version__} (tarnn was tested with {versions_known() or 'another'})"
+def check_version() -> None:
+    """Raise MissingPackageError for a transformers older than those, and warn of a newer one."""
+    for limit in versions_known().split(",") if versions_known() else ():
+        here, bound = _numbers(transformers.__version__), _numbers(limit)
+        if limit.startswith(">=") and here < bound:
+            raise MissingPackageError(
+                f"tarnn's models need transformers{versions_known()}; this is {transformers.__version__}: "
+                "pip install --upgrade 'tarnn[hf]'."
+            )
+        if limit.startswith("<") and here >= bound:
+            warnings.warn(
+                f"transformers {transformers.__version__} is newer than tarnn was tested with ({versions_known()}). What differs "
+                f"there may fail: pip install 'transformers{versions_known()}', or a newer tarnn.",
+                stacklevel=3,
+            )
