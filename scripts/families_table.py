@@ -68,7 +68,7 @@ Made by `scripts/families_table.py` from what the tests run.
 
 ## Linear models: `tarnn.patch_transformers()`
 
-A tiny model with random weights of each family, in float32, has the outputs of transformers 5.23 within
+A tiny model with random weights of each family, in float32, has the outputs of transformers 5.23 and 5.24 within
 transformers' own rounding (twice the largest difference between its own ways to compute the same): a row whole, a prompt and then
 token by token, several turns with one cache, padding before a text. All gradients are the same. `tests/huggingface` holds that,
 and `generate`, bfloat16, autocast, gradient checkpointing, LoRA and torch.compile for some of them; and that Qwen3-Next (without

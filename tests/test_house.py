@@ -215,6 +215,7 @@ def test_the_way_of_a_query(monkeypatch):
 
         def forward(*arguments, run=kernels.forward, **options):
             files = [frame.filename for frame in traceback.extract_stack() if str(SOURCE) in frame.filename]
+            files = [file for file in files if not file.endswith("huggingface/versions.py")]  # a decorator
             ways.append([file for file, _ in groupby(files)])
             return run(*arguments, **options)
 

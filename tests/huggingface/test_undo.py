@@ -11,7 +11,7 @@ import tarnn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs and of its fallbacks
 WITHOUT = {  # and how transformers refuses them
-    "MiniMax": "assisted decoding requires a cache",
+    "MiniMax": "ssisted decoding requires a cache",
     "RecurrentGemma": "not supported with stateful models",
     "xLSTM": "not supported with stateful models",
 }

@@ -80,7 +80,6 @@ SCAN_FUSED = Hook(
     "delta_softplus b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps **kwargs",
 )
 MIXER = "self hidden_states cache attention_mask **kwargs"
-SHORT = "self hidden_states cache attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids cache inputs_embeds use_cache **kwargs"
 MAMBA = "self input_ids inputs_embeds cache use_cache output_hidden_states return_dict attention_mask **kwargs"
 GENERATE = (
@@ -114,17 +113,19 @@ def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], 
     return lambda original: functools.reduce(lambda inner, outer: outer(inner), reversed(replace), original)
 
 
-def _layer(name: str, arguments: str = MIXER, **options) -> Hook:
+def _layer(name: str, arguments: str = MIXER, recurrent: bool = True, **options) -> Hook:
     replace = layer_with_padding(**options)
-    return Hook(f"{name}.forward", _composed(replace, layer_with_undo) if arguments == MIXER else replace, arguments)
+    return Hook(f"{name}.forward", _composed(replace, layer_with_undo) if recurrent else replace, arguments)
 
 
 def _model(name: str, arguments: str = TEXT) -> Hook:
     return Hook(f"{name}.forward", model_with_packed_rows, arguments)
 
 
-def _family(name: str, module: str, functions: tuple[Hook, ...], layer: str, model: str, layers: str = MIXER) -> Family:
-    return Family(name, module, (*functions, _layer(layer, layers), _model(model)))
+def _family(
+    name: str, module: str, functions: tuple[Hook, ...], layer: str, model: str, recurrent: bool = True
+) -> Family:
+    return Family(name, module, (*functions, _layer(layer, recurrent=recurrent), _model(model)))
 
 
 def _scan_layer(name: str) -> Hook:
@@ -158,8 +159,8 @@ def _mamba(name: str, module: str, short: str) -> Family:
 
 
 def _inkling(name: str) -> tuple[Hook, ...]:
-    arguments = SHORT.replace("attention_mask", "conv_mask")
-    return _layer(f"{name}ShortConvolution", arguments, mask="conv_mask"), _model(f"{name}TextModel")
+    arguments = MIXER.replace("attention_mask", "conv_mask")
+    return _layer(f"{name}ShortConvolution", arguments, recurrent=False, mask="conv_mask"), _model(f"{name}TextModel")
 
 
 _MAMBA_2 = (
@@ -179,7 +180,12 @@ FAMILIES = (
         (
             *GATED_DELTA,
             _layer("Qwen4ExpTextGatedDeltaNet"),
-            _layer("Qwen4ExpTextPLELayer", "self hidden_states input_ids cache conv_mask", mask="conv_mask"),
+            _layer(
+                "Qwen4ExpTextPLELayer",
+                "self hidden_states input_ids cache conv_mask",
+                recurrent=False,
+                mask="conv_mask",
+            ),
             _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
         ),
     ),
@@ -187,9 +193,9 @@ FAMILIES = (
     _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
     _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
     _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),
-    _family("LFM2", "lfm2", CONVOLUTION, "Lfm2ShortConv", "Lfm2Model", SHORT),
-    _family("LFM2-MoE", "lfm2_moe", CONVOLUTION, "Lfm2MoeShortConv", "Lfm2MoeModel", SHORT),
-    _family("LFM3", "lfm3", CONVOLUTION, "Lfm3ShortConv", "Lfm3Model", SHORT),
+    _family("LFM2", "lfm2", CONVOLUTION, "Lfm2ShortConv", "Lfm2Model", recurrent=False),
+    _family("LFM2-MoE", "lfm2_moe", CONVOLUTION, "Lfm2MoeShortConv", "Lfm2MoeModel", recurrent=False),
+    _family("LFM3", "lfm3", CONVOLUTION, "Lfm3ShortConv", "Lfm3Model", recurrent=False),
     Family("Inkling", "inkling", (*CONVOLUTION, *_inkling("Inkling"))),
     Family("Inkling 2", "inkling2", (*CONVOLUTION, *_inkling("Inkling2")), tested="5.23"),
     Family(
