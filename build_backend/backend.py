@@ -2,7 +2,8 @@
 
 Where the kernels can't be compiled (no compiler, or one that is too old), the package is built without them and says
 so; plain PyTorch serves then. TARNN_KERNELS=required makes that an error, and off leaves
-them out on purpose. Metadata are never prepared apart from a wheel: its tag depends on whether they compile.
+them out on purpose. Preparing metadata compiles nothing; `build_wheel` decides the wheel's tag, since that depends on
+whether the kernels compile.
 
 An editable installation has its kernels in the source tree, compiled by the commands that CONTRIBUTING.md gives.
 """
@@ -32,6 +33,8 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
 ]
 
 WITHOUT = """\
@@ -40,12 +43,26 @@ WITHOUT = """\
 *** or Clang): once there is one, run `pip install --force-reinstall --no-deps .` again.\
 """
 
+PLAIN = {"wheel.cmake": "false"}
+
+
+def prepare_metadata_for_build_wheel(directory: str, settings: dict[str, Any] | None = None) -> str:
+    """Write METADATA, and a WHEEL file that names no platform yet; no compiler and no CMake is looked for."""
+    return builder.prepare_metadata_for_build_wheel(directory, {**(settings or {}), **PLAIN})
+
+
+def prepare_metadata_for_build_editable(directory: str, settings: dict[str, Any] | None = None) -> str:
+    """Write the same for an editable installation."""
+    return builder.prepare_metadata_for_build_editable(directory, {**(settings or {}), **PLAIN})
+
 
 def build_wheel(directory: str, settings: dict[str, Any] | None = None, metadata: str | None = None) -> str:
-    """With the kernels, for this platform; else without them, for any platform."""
-    plain = {**(settings or {}), "wheel.cmake": "false"}
-    return attempt(lambda: builder.build_wheel(directory, settings, metadata)) or builder.build_wheel(
-        directory, plain, metadata
+    """With the kernels, for this platform; else without them, for any platform.
+
+    scikit-build-core never sees `metadata`: it refuses a wheel whose tag differs from the prepared one.
+    """
+    return attempt(lambda: builder.build_wheel(directory, settings)) or builder.build_wheel(
+        directory, {**(settings or {}), **PLAIN}
     )
 
 
@@ -53,8 +70,7 @@ def build_editable(directory: str, settings: dict[str, Any] | None = None, metad
     """A path to src/, and the kernels compiled into it; without them a library from before goes too."""
     if not attempt(compile_in_place):
         Path("src/tarnn/kernels/cpu/libtarnn_cpu.so").unlink(missing_ok=True)
-    plain = {**(settings or {}), "wheel.cmake": "false", "editable.mode": "inplace"}
-    return builder.build_editable(directory, plain, metadata)
+    return builder.build_editable(directory, {**(settings or {}), **PLAIN, "editable.mode": "inplace"})
 
 
 def attempt(compiling: Callable[[], str]) -> str:
