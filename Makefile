@@ -3,9 +3,12 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-TORCH  := torch==2.13.0
+# LOCK has the versions to install; without it (make LOCK=) they are the newest that pyproject.toml allows
+LOCK   := constraints.txt
+TORCH  := torch
+BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test test-all coverage format sanitize pages gpu install wheel clean
+.PHONY: demo quick test test-all test-oldest test-newest coverage format sanitize pages gpu install lock wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -30,6 +33,20 @@ test-all: test
 	$(BIN)/python -m pytest -n 2 -q -m slow --junitxml=build/slow_tests.xml
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -q tests/triton/interpreted
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
+
+# with the lowest versions that pyproject.toml allows, and with the newest that there are, of transformers even beyond its
+# range: what breaks, as a table by family of models
+test-oldest:
+	mkdir -p build
+	$(PYTHON) scripts/floors.py > build/floors.txt
+	$(MAKE) install VENV=build/oldest LOCK=build/floors.txt
+	OMP_NUM_THREADS=1 build/oldest/bin/python scripts/other_versions.py
+
+test-newest:
+	rm -rf build/newest
+	$(MAKE) install VENV=build/newest LOCK=
+	build/newest/bin/python -m pip install --quiet --upgrade transformers
+	OMP_NUM_THREADS=1 build/newest/bin/python scripts/other_versions.py
 
 # which lines no test runs: build/coverage/index.html; takes longer than `make test`
 coverage: export OMP_NUM_THREADS = 1
@@ -63,14 +80,12 @@ install: $(VENV)/.installed $(VENV)/.kernels
 wheel:
 	TARNN_KERNELS=required $(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
 
-# The pinned torch first: a bare range would bring gigabytes of CUDA. Then this package; its kernels are compiled
-# apart, where one sees what goes wrong.
-$(VENV)/.installed: pyproject.toml
+# torch before what depends on it, then this package; its kernels are compiled apart, where one sees what goes wrong
+$(VENV)/.installed: pyproject.toml $(LOCK)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"tarnn needs Python 3.11 or newer; this is {sys.version}. Set PYTHON=python3.x"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip cmake ninja
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	TARNN_KERNELS=off $(BIN)/python -m pip install --quiet --editable ".[dev]"
+	LOCK=$(LOCK) scripts/pip_install.sh $(BIN)/python --upgrade $(BUILD) $(TORCH)
+	LOCK=$(LOCK) TARNN_KERNELS=off scripts/pip_install.sh $(BIN)/python --no-build-isolation --editable ".[dev]"
 	touch $@
 
 $(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/* csrc/*/*)
@@ -78,6 +93,19 @@ $(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 	    $(BIN)/cmake --log-level=WARNING -S . -B build/dev -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	        -DTARNN_IN_PLACE=ON && $(BIN)/cmake --build build/dev && touch $@; \
 	else echo "No C++ compiler ($${CXX:-c++}): attention will run in plain PyTorch, several times slower."; fi
+
+# constraints.txt anew: the newest versions that pyproject.toml allows, beside the torch that it names already, or TORCH
+lock: TORCH := $(shell grep '^torch==' constraints.txt)
+lock:
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade $(BUILD) $(TORCH)
+	TARNN_KERNELS=off build/lock/bin/python -m pip install --quiet --no-build-isolation ".[dev]"
+	(echo "# What the tests pass with, written by \`make lock\`: \`make install\` installs these versions."; \
+	    build/lock/bin/python -m pip list --format=freeze | tr A-Z_ a-z- | sed 's/+.*//' | \
+	    grep -Ev '^(tarnn|nvidia.*|cuda-.*)==' | LC_ALL=C sort) \
+	    > build/lock/constraints.txt
+	mv build/lock/constraints.txt constraints.txt
 
 clean:
 	rm -rf build dist src/tarnn/kernels/cpu/*.so $(VENV)/.kernels .pytest_cache .ruff_cache .mypy_cache .hypothesis

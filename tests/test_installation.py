@@ -1,8 +1,11 @@
-"""What pip asks of the build backend: metadata without a compiler, and a wheel whose metadata are the same."""
+"""How tarnn is installed: metadata without a compiler, a wheel whose metadata are the same, versions from a lock."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -61,3 +64,35 @@ def test_what_is_prepared_is_what_is_built(checkout, monkeypatch, kind):
     with zipfile.ZipFile(checkout / "built" / wheel) as archive:
         for name in ("METADATA", "entry_points.txt", "licenses/LICENSE"):
             assert archive.read(f"{prepared}/{name}") == (checkout / "prepared" / prepared / name).read_bytes()
+
+
+def test_a_version_that_cannot_be_had_is_named_with_the_remedy(tmp_path):
+    lock = tmp_path / "lock.txt"
+    lock.write_text("pytest==0.0.1\n")
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "LOCK": str(lock)}
+    command = ["scripts/pip_install.sh", sys.executable, "--dry-run", "pytest"]
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert said.returncode == 1
+    sentence = said.stderr.splitlines()[-1]
+    assert sentence.startswith(f"pip can't install pytest==0.0.1, which {lock} names, with Python 3.")
+    assert "make install LOCK=" in sentence
+
+
+def test_the_lock_has_every_package_once_with_its_version_alone():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    names = [line.split("==")[0] for line in lines]
+    assert all(re.fullmatch(r"[a-z0-9.-]+==[a-z0-9.]+", line) for line in lines)
+    assert lines == sorted(lines)
+    assert len(names) == len(set(names))
+    assert not any(name == "tarnn" or name.startswith(("nvidia-", "cuda-")) for name in names)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *(x for extra in project["optional-dependencies"].values() for x in extra)]
+    assert {re.match(r"[\w-]+", x)[0] for x in required} - {"tarnn"} <= set(names)
+
+
+def test_the_readme_names_the_versions_that_are_admitted():
+    readme = (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    low, high = re.search(r"transformers>=5\.(\d+),<5\.(\d+)", str(project["optional-dependencies"]["hf"])).groups()
+    assert f"transformers 5.{low} to 5.{int(high) - 1}" in readme
+    assert f"torch {re.search(r'torch>=([0-9.]+)', str(project['dependencies']))[1]} to" in readme
