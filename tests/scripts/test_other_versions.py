@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts.floors import floors
-from scripts.other_versions import rows_of, table
+from scripts.other_versions import ROOT, TESTS, rows_of, table
 
 
 def test_floors_are_the_minimums_and_for_tools_the_lock():
@@ -48,3 +48,7 @@ def test_the_table_has_what_broke_by_family():
     assert "| Mamba-2 | 1 of 2 | TypeError: no cache |" in lines
     assert "| xLSTM | 0 of 0 | not patched: other arguments |" in lines
     assert not any("LFM2" in line for line in lines)
+
+
+def test_the_tests_that_are_run_exist():
+    assert all((ROOT / "tests" / path).exists() for path in TESTS)
