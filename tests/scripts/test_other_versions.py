@@ -31,6 +31,7 @@ XML = """<testsuites><testsuite>
   <failure message="TypeError: no cache&#10;more">trace</failure></testcase>
 <testcase classname="tests.huggingface.test_linear_families" name="test_whole[LFM2]"/>
 <testcase classname="tests.ops.test_laws" name="test_prefix[linear-3]"/>
+<testcase classname="tests.ops.test_laws" name="test_prefix[delta]"><skipped message="no GPU"/></testcase>
 <testcase classname="" name="tests.models.test_block"><error message="collection failure">trace</error></testcase>
 </testsuite></testsuites>"""
 
