@@ -8,7 +8,7 @@ import pytest
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
 from tarnn.serving.http.chat import opened
-from tarnn.serving.http.template import rendered
+from tarnn.serving.http.template import LONGEST_PIECE, cut, rendered
 from tarnn.serving.model import open_served
 
 from .conftest import running
@@ -130,3 +130,16 @@ def test_logprobs_in_the_shape_of_chats(chat):
     )
     streamed = [c for p in ask(chat, logprobs=True, top_logprobs=3, stream=True) for c in p.choices[0].logprobs.content]
     assert streamed == content
+
+
+def test_a_long_message_is_encoded_in_pieces(model):
+    """The same tokens, and the same places of its messages' ends, as in one piece."""
+    long = ("né" * 40_000 + "\n") * 3 + "x" * 300_000
+    said = [SAID[0], {"role": "user", "content": long}, {"role": "assistant", "content": "y"}, SAID[1]]
+    pieces = list(cut(long))
+    assert max(len(piece) for _, piece in pieces) <= LONGEST_PIECE < len(long)
+    assert "".join(piece for _, piece in pieces) == long
+    assert pieces[1][1].startswith("né")
+    ids, places = opened(model, said)
+    text = b"[user]" + long.encode()
+    assert ids.tolist()[places[0] : places[1]] == [*text, END]

@@ -5,6 +5,7 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.http.json_body import SHORT
 from tarnn.serving.http.settings import ServerSettings
 from tarnn.serving.http.wire import Shape, parse
 
@@ -40,4 +41,9 @@ def too_large(most: int) -> ApiError:
 
 async def read_request(request: Request, shape: type[Shape]) -> Shape:
     """The body as that shape; ApiError for all that is wrong with it."""
-    return parse(shape, await read_bytes(request))
+    return await parsed(shape, await read_bytes(request))
+
+
+async def parsed(shape: type[Shape], body: bytes) -> Shape:
+    """The same, of a body that is here: a large one does not hold the loop up."""
+    return parse(shape, body) if len(body) <= SHORT else await asyncio.to_thread(parse, shape, body)

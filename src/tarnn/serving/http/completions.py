@@ -1,5 +1,6 @@
 """POST /v1/completions: texts that go on."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from math import isnan
@@ -24,7 +25,7 @@ from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
 from tarnn.serving.http.held import held_state
 from tarnn.serving.http.live import attended
-from tarnn.serving.http.prompts import prompt_ids, split, vocabulary
+from tarnn.serving.http.prompts import num_prompts, prompt_ids, split, text_of, vocabulary
 from tarnn.serving.http.scoring import score
 from tarnn.serving.http.sse import Encode, EventStream
 from tarnn.serving.http.vocabulary import Vocabulary, as_json
@@ -38,9 +39,10 @@ MAX_TOKENS = 16  # where a request says nothing, as in OpenAI's API
 async def create(request: HttpRequest) -> Response:
     asked = await read_request(request, CompletionRequest)
     engine = text_engine_of(request, asked.model)
-    prompts = split("" if asked.prompt is None else asked.prompt)
-    check_choices(request, len(prompts), asked.n or 1)
+    prompt = "" if asked.prompt is None else asked.prompt
+    check_choices(request, num_prompts(prompt), asked.n or 1)
     refuse_when_full(engine)
+    prompts = [prompt] if isinstance(prompt, str) else await asyncio.to_thread(split, prompt)
     begin = await held_state(request, engine, asked.state)
     most, goes_on = request.app.state.settings.max_prompt, begin is not None
     texts = [await prompt_ids(engine.model, prompt, "prompt", most=most, goes_on=goes_on) for prompt in prompts]
@@ -76,14 +78,15 @@ async def echoes_of(
     """What stands before each choice: its prompt, with logarithms where they are wanted."""
     events: list[Event] = []
     for prompt, made in zip(prompts, requests):
-        text = prompt if isinstance(prompt, str) else model.tokenizer.decode(made.prompt.tolist())
+        tokens = tuple(made.prompt.tolist())
+        text = prompt if isinstance(prompt, str) else await asyncio.to_thread(text_of, model, made.prompt)
         scores: tuple[TokenLogprob, ...] = ()
         if asked.logprobs is not None:
             async with request.app.state.scoring:  # one at a time: it takes the machine from those who write
                 work = score(model, made.prompt, made.begin, asked.logprobs)
                 scores = tuple(await attended(request.receive, work))
         for _ in range(made.n):
-            events.append(Event(len(events), text, tuple(made.prompt.tolist()), scores))
+            events.append(Event(len(events), text, tokens, scores))
     return events
 
 

@@ -1,8 +1,8 @@
 """GET /v1/models: what is served. POST /tokenize and /detokenize: what its tokens are."""
 
+import asyncio
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -11,7 +11,7 @@ from tarnn._version import __version__
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.asking import engine_of, text_engine_of
 from tarnn.serving.http.body import read_request
-from tarnn.serving.http.prompts import ids_of, prompt_ids
+from tarnn.serving.http.prompts import ids_of, prompt_ids, text_of
 from tarnn.serving.http.wire import DetokenizeRequest, TokenizeRequest
 from tarnn.serving.sizes import sizes_of
 
@@ -45,19 +45,17 @@ async def one_model(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     asked = await read_request(request, TokenizeRequest)
-    model = text_engine_of(request, asked.model).model
-    most = request.app.state.settings.max_body
+    model, most = text_engine_of(request, asked.model).model, request.app.state.settings.max_prompt
     ids = await prompt_ids(model, asked.prompt, "prompt", most=most, goes_on=True)
     return JSONResponse({"tokens": ids.tolist(), "count": len(ids)})
 
 
 async def detokenize(request: Request) -> Response:
     asked = await read_request(request, DetokenizeRequest)
-    model = text_engine_of(request, asked.model).model
-    ids = ids_of(asked.tokens, "tokens") if asked.tokens else np.zeros(0, np.int32)
-    if len(ids):
-        await prompt_ids(model, ids, "tokens", most=len(ids))
-    return JSONResponse({"prompt": model.tokenizer.decode(ids.tolist())})
+    model, most = text_engine_of(request, asked.model).model, request.app.state.settings.max_prompt
+    ids = await asyncio.to_thread(ids_of, asked.tokens, "tokens")
+    ids = await prompt_ids(model, ids, "tokens", most=most)
+    return JSONResponse({"prompt": await asyncio.to_thread(text_of, model, ids)})
 
 
 async def version(_: Request) -> Response:

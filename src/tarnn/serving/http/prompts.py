@@ -48,6 +48,11 @@ async def text_ids(model: ServedModel, text: str, param: str) -> Ids:
     return ids.astype(np.int32)
 
 
+def text_of(model: ServedModel, ids: Ids) -> str:
+    """The text of many ids. Other threads run meanwhile, as they don't in `decode`."""
+    return str(model.tokenizer.backend_tokenizer.decode_batch([ids.tolist()], skip_special_tokens=False)[0])
+
+
 def start_ids(model: ServedModel) -> Ids:
     """What stands for an empty prompt: the separator that documents begin with."""
     tokenizer = model.tokenizer
@@ -57,24 +62,32 @@ def start_ids(model: ServedModel) -> Ids:
     return np.array([separator], np.int32)
 
 
+def num_prompts(prompt: Any) -> int:
+    """How many `split` would give, without looking at each."""
+    return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
+
+
 def split(prompt: Any, param: str = "prompt") -> list[str | Ids]:
     """The prompts of a completion: a text, ids, or a list of either. Raises ApiError for anything else."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(type(x) is int for x in prompt):
+        if type(prompt[0]) is int:
             return [ids_of(prompt, param)]
         if all(isinstance(x, str) for x in prompt):
             return list(prompt)
-        if all(isinstance(x, list) and x and all(type(y) is int for y in x) for x in prompt):
+        if all(isinstance(x, list) and x for x in prompt):
             return [ids_of(x, f"{param}.{i}") for i, x in enumerate(prompt)]
     raise bad(
         f"{param} must be a text, a list of token ids that is not empty, or a list of either.", param, "invalid_value"
     )
 
 
-def ids_of(numbers: list[int], param: str) -> Ids:
-    if not -(2**31) <= min(numbers) <= max(numbers) < 2**31:
+def ids_of(numbers: Any, param: str) -> Ids:
+    """Raises ApiError for anything but a list of whole numbers."""
+    if not (isinstance(numbers, list) and all(type(x) is int for x in numbers)):
+        raise bad(f"{param} must be a list of token ids: whole numbers.", param, "invalid_value")
+    if numbers and not -(2**31) <= min(numbers) <= max(numbers) < 2**31:
         raise unknown_token(max(numbers, key=abs), param)
     return np.array(numbers, np.int32)
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from tarnn.serving.http.wire import MOST_LOGPROBS, Sampled, Wire, plain_message
+from tarnn.serving.http.wire import MOST_LOGPROBS, Sampled, Several, Wire, plain_message
 
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
@@ -39,7 +39,7 @@ class InputMessage(Wire):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText]
+    content: str | Several[InputText]
     id: str | None = None
     status: str | None = None
 
@@ -61,13 +61,13 @@ class ResponseRequest(Sampled):
 
     refused: ClassVar[dict[str, str]] = REFUSED
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1)] | None = None
+    input: str | Annotated[Several[InputMessage], Field(min_length=1)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Several[Literal["message.output_text.logprobs"]] | None = None
     metadata: Annotated[Metadata, Field(max_length=16)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

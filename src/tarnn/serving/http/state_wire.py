@@ -1,10 +1,10 @@
 """The bodies of /v1/states: what is read into a state, and a held state as clients see it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
-from tarnn.serving.http.wire import Message, Wire
+from tarnn.serving.http.wire import IDS, Message, Several, Wire
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MOST_LISTED = 1000  # states: more would hold the loop up
@@ -16,8 +16,8 @@ class StateRequest(Wire):
 
     model: str | None = None
     text: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tokens: Annotated[Any, WithJsonSchema({"anyOf": [IDS, {"type": "null"}]})] = None
+    messages: Annotated[Several[Message], Field(min_length=1)] | None = None
     state: str | None = None
     name: Name | None = None
     stream: bool | None = None

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tarnn.serving.http.asking import engine_of, refuse_when_full, tenant, text_engine_of
-from tarnn.serving.http.body import read_bytes
+from tarnn.serving.http.body import read_bytes, read_request
 from tarnn.serving.http.chat import opened
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.http.held import find, held_state, in_store, store_of
@@ -49,7 +49,7 @@ async def create(request: HttpRequest) -> Response:
         query = parse_query(StateQuery, request.query_params)
         asked = StateRequest(text=utf8(await read_bytes(request)), **query.model_dump())
     elif kind == JSON:
-        asked = parse(StateRequest, await read_bytes(request))
+        asked = await read_request(request, StateRequest)
     else:
         raise ApiError(415, f"The body must be {JSON}, {TEXT} or {BYTES}; got {kind[:100]!r}.")
     return await read(request, asked)
@@ -85,9 +85,10 @@ async def ids_asked(
         messages = [message.plain for message in asked.messages]
         ids, boundaries = await asyncio.to_thread(opened, model, messages, answer_follows=False)
         return await prompt_ids(model, ids, "messages", most=most), boundaries
-    if asked.tokens:
-        return await prompt_ids(model, ids_of(asked.tokens, "tokens"), "tokens", most=most), ()
-    raise bad("tokens must be a list of token ids that is not empty.", "tokens", "invalid_value")
+    ids = await asyncio.to_thread(ids_of, asked.tokens, "tokens")
+    if not len(ids):
+        raise bad("tokens must be a list of token ids that is not empty.", "tokens", "invalid_value")
+    return await prompt_ids(model, ids, "tokens", most=most), ()
 
 
 class Making:

@@ -5,7 +5,7 @@ So what looks like a special token in a message is marked before the template se
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from tarnn.serving.model import ServedModel
 Messages = Sequence[Mapping[str, str]]
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # code points that are no characters and stand in no text
 NEVER = "(?!)"
+PIECE, LONGEST_PIECE = 2**16, 2**17  # characters of a text that are encoded at once
 
 
 def check_template(model: ServedModel) -> None:
@@ -64,10 +65,22 @@ def encoded(model: ServedModel, text: str) -> tuple[Ids, Int[np.ndarray, " t"]]:
 
 
 def _encode(backend: Any, text: str, place: int, ids: list[int], ends: list[int]) -> None:
-    if text:
-        encoding = backend.encode(text, add_special_tokens=False)
+    for start, piece in cut(text):
+        [encoding] = backend.encode_batch(
+            [piece], add_special_tokens=False
+        )  # unlike `encode` it lets other threads run
         ids += encoding.ids
-        ends += [place + end for _, end in encoding.offsets]
+        ends += [place + start + end for _, end in encoding.offsets]
+
+
+def cut(text: str) -> Iterator[tuple[int, str]]:
+    """Pieces of a long text with their places, cut at ends of lines where those are near: none takes long to encode."""
+    start = 0
+    while start < len(text):
+        line = text.find("\n", start + PIECE, start + LONGEST_PIECE) + 1
+        end = line or min(start + LONGEST_PIECE, len(text))
+        yield start, text[start:end]
+        start = end
 
 
 @lru_cache(maxsize=MODELS)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.http.json_body import read_json
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 20
@@ -34,7 +35,7 @@ def one_or_many(value: Any) -> Any:
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
-ManyStops = Annotated[list[Stop], Field(max_length=MOST_STOPS)]
+ManyStops = Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
 Stops = Annotated[ManyStops, BeforeValidator(one_or_many, json_schema_input_type=Stop | ManyStops)]
 
 
@@ -44,6 +45,10 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
     # parameters that others have, or values of them, and why they are refused here
     refused: ClassVar[Mapping[str, str]] = {}
+
+
+Item = TypeVar("Item")
+Several = Annotated[list[Item], Field(fail_fast=True)]  # a list of which the first wrong item is the only error
 
 
 class StreamOptions(Wire):
@@ -89,7 +94,8 @@ class Generation(Sampled):
 
 
 ID = {"type": "integer", "minimum": 0}
-IDS = {"type": "array", "items": ID, "minItems": 1}
+TOKENS = {"type": "array", "items": ID}  # `prompts.ids_of` checks them
+IDS = TOKENS | {"minItems": 1}
 PROMPT = {  # `prompts.split` checks it: a union of models would say of a wrong one what each member lacks
     "anyOf": [
         {"type": "null"},
@@ -120,7 +126,7 @@ class Part(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Several[Part]
     name: str | None = None
 
     @property
@@ -136,7 +142,7 @@ def plain_message(role: str, content: str | list[Any]) -> dict[str, str]:
 
 
 class ChatRequest(Generation):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Several[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -157,7 +163,7 @@ class TokenizeRequest(Wire):
 
 class DetokenizeRequest(Wire):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[Any, WithJsonSchema(TOKENS)]
 
 
 Shape = TypeVar("Shape", bound=Wire)
@@ -166,7 +172,7 @@ Shape = TypeVar("Shape", bound=Wire)
 def parse(shape: type[Shape], body: bytes) -> Shape:
     """The body as that shape. Raises ApiError (400) with one sentence that names the parameter."""
     try:
-        return shape.model_validate_json(body)
+        return shape.model_validate(read_json(body))
     except ValidationError as error:
         raise said(error, shape) from None
 
@@ -184,8 +190,6 @@ def said(error: ValidationError, shape: type[Wire]) -> ApiError:
     errors = error.errors(include_url=False, include_context=False)
     wrong = max(errors, key=lambda each: len(each["loc"]))
     place = [str(part) for i, part in enumerate(wrong["loc"]) if i == 0 or not TAG.fullmatch(str(part))]
-    if wrong["type"] == "json_invalid":
-        return bad(f"The body is not JSON: {wrong['msg'].removeprefix('Invalid JSON: ')}.")
     if not place:
         return bad("The body must be a JSON object.")
     name, param = place[0], ".".join(place)[:LONGEST_VALUE]

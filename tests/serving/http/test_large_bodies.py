@@ -1,0 +1,104 @@
+"""Large bodies: what is wrong in them costs one error, and what is right in them is taken apart beside the loop."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import pytest
+
+from tarnn.serving.http import body as body_module, completions, models, prompts, wire
+from tarnn.serving.http.app import create_app
+from tarnn.serving.http.errors import ApiError
+from tarnn.serving.http.json_body import MOST_KEYS, MOST_NESTED, MOST_VALUES, read_json
+
+MANY = 20_000
+WRONG = {
+    "prompts": ("/v1/completions", {"prompt": [None] * MANY}),
+    "ids": ("/v1/completions", {"prompt": [[1.5] * MANY]}),
+    "stops": ("/v1/completions", {"prompt": "x", "stop": [1] * MANY}),
+    "messages": ("/v1/chat/completions", {"messages": [1] * MANY}),
+    "parts": ("/v1/chat/completions", {"messages": [{"role": "user", "content": [1] * MANY}]}),
+    "unfit messages": ("/v1/chat/completions", {"messages": [{"role": "nobody"}] * (MANY // 2)}),
+    "inputs": ("/v1/responses", {"input": [1] * MANY}),
+    "contents": ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "x"}] * (MANY // 2)}]}),
+    "includes": ("/v1/responses", {"input": "x", "include": [1] * MANY}),
+    "annotations": ("/v1/responses", {"input": [{"role": "user", "content": [{"annotations": [1] * MANY}]}]}),
+    "tokens": ("/detokenize", {"tokens": ["x"] * MANY}),
+}
+
+
+@pytest.fixture
+def ask(engine):
+    def ask(path, content):
+        async def answered():
+            transport = httpx.ASGITransport(create_app({"linear": engine}))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.post(path, content=content)
+
+        return asyncio.run(answered())
+
+    return ask
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_thousand_wrong_items_are_a_few_errors(ask, monkeypatch, kind):
+    counts, said = [], wire.said
+    monkeypatch.setattr(wire, "said", lambda error, shape: counts.append(error.error_count()) or said(error, shape))
+    path, wrong = WRONG[kind]
+    answer = ask(path, json.dumps(wrong).encode())
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].split(".")[0] in wrong
+    assert max(counts, default=0) < 20
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        (b"[" + b"1," * MOST_VALUES + b"1]", MOST_VALUES),
+        (b"[" + b"[]," * MOST_NESTED + b"1]", MOST_NESTED),
+        (b'{"logit_bias":{' + b'"a":[],' * MOST_KEYS + b'"b":1}}', MOST_KEYS),
+    ],
+    ids=["values", "nested", "keys"],
+)
+def test_what_is_too_many_is_refused_before_it_is_made(monkeypatch, body, most):
+    monkeypatch.setattr("tarnn.serving.http.json_body.from_json", None)
+    with pytest.raises(ApiError, match=f"{most:,}"):
+        read_json(body)
+
+
+def test_what_stands_in_a_text_is_not_counted():
+    text = '\\", [{:' * MOST_KEYS * 5
+    assert read_json(json.dumps({"prompt": text, "\\": ["\\", '"']}).encode()) == {"prompt": text, "\\": ["\\", '"']}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [1] * MANY, "max_tokens": 0}),
+        ("/v1/completions", {"prompt": [[1] * MANY, [2] * MANY], "max_tokens": 0}),
+        ("/detokenize", {"tokens": [1] * MANY}),
+    ],
+)
+def test_large_bodies_are_taken_apart_beside_the_loop(ask, monkeypatch, path, body):
+    loops, used = threading.get_ident(), []
+
+    def noted(call):
+        def noting(*arguments, **options):
+            used.append(threading.get_ident())
+            return call(*arguments, **options)
+
+        return noting
+
+    monkeypatch.setattr(body_module, "parse", noted(body_module.parse))
+    for module in (prompts, models):
+        monkeypatch.setattr(module, "ids_of", noted(prompts.ids_of))
+    assert ask(path, json.dumps(body).encode()).status_code == 200
+    assert len(used) > 1
+    assert loops not in used
+
+
+def test_prompts_are_counted_before_they_are_taken_apart(ask, monkeypatch):
+    monkeypatch.setattr(completions, "split", None)
+    answer = ask("/v1/completions", json.dumps({"prompt": [[1]] * 129}).encode())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
