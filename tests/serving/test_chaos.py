@@ -62,8 +62,8 @@ def parked_for_good(server):
 WRITING = {
     "completions": ("/v1/completions", {"prompt": "x", "max_tokens": 10**9, "stream": True}),
     "many": ("/v1/completions", {"prompt": ["x", "y"], "n": 8, "max_tokens": 10**9, "stream": True}),
-    "not streamed": ("/v1/completions", {"prompt": "x", "max_tokens": 10**9}),
-    "logprobs": ("/v1/completions", {"prompt": "x", "max_tokens": 10**9, "logprobs": 5, "stop": ["\x00\x01\x02\x03"]}),
+    "not streamed": ("/v1/completions", {"prompt": "x", "max_tokens": 200_000}),
+    "logprobs": ("/v1/completions", {"prompt": "x", "max_tokens": 40_000, "logprobs": 5, "stop": ["\x00\x01\x02\x03"]}),
 }
 
 
@@ -83,7 +83,7 @@ RESPONSES = {"streamed": {"stream": True}, "whole": {}}
 
 @pytest.mark.parametrize("kind", RESPONSES)
 def test_a_response_that_nobody_waits_for_is_not_held(server, kind):
-    body = {"model": "m", "input": "x", "max_output_tokens": 10**9, "logit_bias": {"256": -100}} | RESPONSES[kind]
+    body = {"model": "m", "input": "x", "max_output_tokens": 200_000, "logit_bias": {"256": -100}} | RESPONSES[kind]
     with asked(server, "/v1/responses", body):
         until(lambda: server.engines["m"].stats.tokens_written > 20)
     until(lambda: idle(server))

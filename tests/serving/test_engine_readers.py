@@ -4,12 +4,15 @@ import asyncio
 import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.served import NO_ENDS, alone, answer, prompt
 
+from tarnn.decoding.streaming import TextStream
+from tarnn.serving.answer import Answer
 from tarnn.serving.engine import Busy, Engine
-from tarnn.serving.request import Request, Sampling
+from tarnn.serving.request import Request, Sampling, TokenLogprob
 
 ENDLESS = Request(prompt(5), 10**7, Sampling(seed=0), end_ids=NO_ENDS)
 
@@ -175,3 +178,17 @@ def test_a_closed_loop_harms_nobody(engine, served):
     asyncio.run(first(stream))
     [request] = requests(1)
     assert answer(one.submit(request))[0][1] == alone(served(), request)[0]
+
+
+def test_what_was_taken_is_kept_no_longer(served):
+    """Of the logprobs and texts of an answer without an end; its tokens are its state's name."""
+    mail = SimpleNamespace(request=Request(prompt(5), 10**18, stop=("never",), logprobs=1), ends=NO_ENDS)
+    answer = Answer(mail, 0, TextStream(served().decoder(), [], ("never",)))
+    answer.most = 10**18
+    for token in (65, 66, 67):
+        answer.wrote(token, TokenLogprob(token, -1.0))
+        event = answer.take()
+        assert (event.tokens, [x.token for x in event.logprobs]) == ((token,), [token])
+    assert len(answer.tokens) == 3
+    assert not answer.logprobs
+    assert not answer.texts

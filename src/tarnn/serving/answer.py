@@ -1,6 +1,7 @@
 """One choice of a request, between the engine's thread, which writes it, and its reader, who takes what is new."""
 
 from array import array
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ class Answer:
     """What one choice has written. Each side appends or counts and waits for nobody: no lock is needed.
 
     tokens: written so far; logprobs, one per token, where they are wanted; texts: where the request has stop strings, since the
-    engine must look for these itself; `finish` comes last. taken: tokens that the reader has had.
+    engine must look for these itself; both until the reader takes them. `finish` comes last. taken: tokens that it has had.
 
     Of the engine alone: prompt, all tokens before it; most, how many it may write; at, where it stands while it has no row of the
     pool; ending, how it will end once its last token was read; proven, as of a snapshot.
@@ -24,8 +25,8 @@ class Answer:
     def __init__(self, mail: Any, choice: int, text: TextStream | None):
         self.mail, self.choice = mail, choice
         self.tokens, self.taken = array("i"), 0
-        self.logprobs: list[TokenLogprob] = []
-        self.texts: list[str] = []
+        self.logprobs: deque[TokenLogprob] = deque()
+        self.texts: deque[str] = deque()
         self.finish = self.error = self.ending = ""
         self.snapshot: Snapshot | None = None
         self.prompt: Int[np.ndarray, " t"] = np.zeros(0, np.int32)
@@ -33,7 +34,7 @@ class Answer:
         self.at: Snapshot | None = None
         begin = mail.request.begin
         self.proven = begin is None or begin.proven
-        self._text, self._texts_taken = text, 0
+        self._text = text
         self._engine_reads = bool(mail.request.stop)
 
     # of the engine's thread
@@ -80,7 +81,7 @@ class Answer:
         """What is new."""
         finish = self.finish  # before the rest, so that nothing can come after it
         tokens = self.tokens[self.taken :].tolist()
-        logprobs = self.logprobs[self.taken : self.taken + len(tokens)]
+        logprobs = [self.logprobs.popleft() for _ in tokens] if self.logprobs else []
         self.taken += len(tokens)
         text = self._take_text(tokens, finish)
         if not (tokens or text or finish):
@@ -91,9 +92,7 @@ class Answer:
         if self._text is None:
             return ""
         if self._engine_reads:
-            texts = self.texts[self._texts_taken :]
-            self._texts_taken += len(texts)
-            return "".join(texts)
+            return "".join(self.texts.popleft() for _ in range(len(self.texts)))
         for token in tokens:
             self._text.push(token, self.mail.ends)
         if finish:

@@ -1,6 +1,7 @@
 """What is too much: bodies, prompts, texts at once, and requests beyond what the queue takes."""
 
 import asyncio
+import shutil
 import socket
 import threading
 import time
@@ -15,10 +16,24 @@ from tarnn.serving.http import bounded
 from tarnn.serving.http.app import create_app
 from tarnn.serving.http.bounded import BoundedProtocol
 from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.model import open_served
 
 from .conftest import running
 
 SMALL = ServerSettings(max_body=2000, max_prompt=100, max_choices=4, body_seconds=0.05)
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.fixture(scope="module")
+def chatty(served_folder, tmp_path_factory):
+    """An engine whose model has a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "chatty"
+    shutil.copytree(served_folder("linear"), folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with Engine(open_served(folder)) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +195,46 @@ def test_a_large_body_is_no_large_head():
     sound = HEAD + b"Content-Length: 300000\r\n\r\n" + body
     last = HEAD + b"Connection: close\r\n\r\n"
     assert exchanged(sound, sound, last).count(b"204 No Content") == 3
+
+
+WHOLE = {
+    "text": ("/v1/completions", {"prompt": "x", "max_tokens": 10**18, "ignore_eos": True}, "max_tokens"),
+    "texts": ("/v1/completions", {"prompt": ["x", "y"], "n": 2, "max_tokens": 26}, "max_tokens"),
+    "logprobs": ("/v1/completions", {"prompt": "x", "max_tokens": 6, "logprobs": 20}, "max_tokens"),
+    "echo": ("/v1/completions", {"prompt": "x" * 99, "max_tokens": 1, "logprobs": 1, "echo": True}, "max_tokens"),
+    "echo, streamed": (
+        "/v1/completions",
+        {"prompt": "x" * 99, "max_tokens": 1, "logprobs": 1, "echo": True, "stream": True},
+        "max_tokens",
+    ),
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 101}, "max_completion_tokens"),
+    "response": ("/v1/responses", {"input": "x", "max_output_tokens": 101}, "max_output_tokens"),
+    "response, streamed": (
+        "/v1/responses",
+        {"input": "x", "max_output_tokens": 101, "stream": True},
+        "max_output_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_is_gathered_has_a_bound(chatty, kind):
+    path, body, param = WHOLE[kind]
+    with running(create_app({"chatty": chatty}, ServerSettings(max_gathered=100))) as address:
+        answer = httpx.post(address + path, json=body, timeout=60)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], "at most 100" in error["message"]) == (param, True)
+        if kind in ("text", "texts", "logprobs", "chat"):
+            with httpx.stream("POST", address + path, json=body | {"stream": True}, timeout=60) as answer:
+                assert answer.status_code == 200  # its events are not gathered
+
+
+def test_a_short_model_gathers_no_more_than_it_can_write(served):
+    with (
+        Engine(served("short")) as engine,
+        running(create_app({"short": engine}, ServerSettings(max_gathered=48))) as address,
+    ):
+        body = {"prompt": "x", "max_tokens": 10**18, "ignore_eos": True}
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 47

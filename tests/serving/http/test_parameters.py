@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.served import alone
 
+from tarnn.serving.http import answers
 from tarnn.serving.http.vocabulary import Vocabulary
 from tarnn.serving.request import Request, Sampling
 
@@ -74,6 +75,14 @@ def test_logprobs_in_the_shape_of_completions(client):
     pieces = [p.choices[0].logprobs for p in client.completions.create(**asked, stream=True)]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [x for p in pieces for x in getattr(p, name)] == getattr(logprobs, name)
+
+
+def test_an_answer_of_many_numbers_is_written_bit_by_bit(client, monkeypatch):
+    asked = ASK | {"temperature": 0, "logprobs": 2, "echo": True}
+    once = client.completions.create(**asked).choices
+    monkeypatch.setattr(answers, "FEW", 3)
+    monkeypatch.setattr(answers, "JSONResponse", None)
+    assert client.completions.create(**asked).choices == once
 
 
 def test_echo_with_logprobs_scores_the_prompt(client, served):

@@ -130,7 +130,13 @@ def test_the_stream_is_the_answer(client, server):
 def test_a_stream_that_breaks_off_says_so(served):
     """The engine is closed while it writes: a failed response, with what there was of it."""
     with http_server({"base": served("linear")}) as server:
-        body = {"model": "base", "input": "x", "stream": True, "max_output_tokens": 10**9, "logit_bias": {"256": -100}}
+        body = {
+            "model": "base",
+            "input": "x",
+            "stream": True,
+            "max_output_tokens": 200_000,
+            "logit_bias": {"256": -100},
+        }
         with server.client.stream("POST", "/v1/responses", json=body) as answer:
             lines = answer.iter_lines()
             next(line for line in lines if "output_text.delta" in line)

@@ -1,17 +1,22 @@
 """An answer that is not streamed: all events of a request, gathered."""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tarnn.serving.http.errors import failed
 from tarnn.serving.http.reader import ClientGone, Reader
 from tarnn.serving.http.sse import watch
 from tarnn.serving.request import Event, TokenLogprob
 from tarnn.serving.snapshot import Snapshot
+
+FEW = 4096  # tokens and logprobs that are written as JSON at once
+WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass
@@ -56,6 +61,19 @@ def joined(events: list[Event]) -> Answer:
         finish=events[-1].finish,
         snapshot=events[-1].snapshot,
     )
+
+
+def numbers_of(answers: Sequence[Answer]) -> int:
+    """How many logprobs are told."""
+    return sum(1 + len(logprob.likeliest) for answer in answers for logprob in answer.logprobs)
+
+
+async def whole(build: Callable[[], dict[str, Any]], numbers: int, headers: Mapping[str, str]) -> Response:
+    """An answer as JSON. One of many numbers is built and written in a thread, bit by bit: the loop is not held up."""
+    if numbers <= FEW:
+        return JSONResponse(build(), headers=headers)
+    text = await asyncio.to_thread(lambda: "".join(WRITER.iterencode(build())))
+    return Response(text, headers=headers, media_type="application/json")
 
 
 async def client_gone(_: HttpRequest, error: Exception) -> Response:

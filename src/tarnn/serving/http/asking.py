@@ -1,6 +1,8 @@
 """From a request on the wire to requests of the engine; what the texts of both APIs share."""
 
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 from uuid import uuid4
@@ -74,6 +76,22 @@ def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:
         raise bad(
             f"{num_prompts} prompts with n = {n} are {num_prompts * n:,} texts; at most {most} are written at once.",
             "n",
+        )
+
+
+def check_gathered(
+    request: HttpRequest, engine: Engine, requests: Sequence[Request], param: str, *, echo: bool = False
+) -> None:
+    """Raises ApiError (400) where the answers to these, kept until they are whole, would take more than a request may."""
+    most = request.app.state.settings.max_gathered
+    limit = engine.model.model.config.max_position_embeddings or sys.maxsize
+    numbers = sum(x.n * (min(x.max_tokens, limit) + echo * len(x.prompt)) * (1 + (x.logprobs or 0)) for x in requests)
+    if numbers > most:
+        raise bad(
+            f"{param}: this answer may have {numbers:,} tokens and logprobs; what is not streamed as it is written has at "
+            f"most {most:,}. Ask for fewer, or stream it.",
+            param,
+            "invalid_value",
         )
 
 

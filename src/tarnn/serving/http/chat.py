@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from tarnn.serving.http.answers import Answer, gather
+from tarnn.serving.http.answers import Answer, gather, numbers_of, whole
 from tarnn.serving.http.asking import (
     check_choices,
+    check_gathered,
     engine_request,
     head_of,
     refuse_when_full,
@@ -64,6 +65,8 @@ async def create(request: HttpRequest) -> Response:
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         boundaries=tuple(past + place for place in boundaries),
     )
+    if not asked.stream:
+        check_gathered(request, engine, [made], "max_completion_tokens" if asked.max_tokens is None else "max_tokens")
     reader = start(request, engine, [made])
     words = vocabulary(engine.model)
     if asked.stream:
@@ -78,9 +81,13 @@ async def create(request: HttpRequest) -> Response:
         )
         return EventStream(reader, chunks.encode, chunks.last, partial(state_header, reader))
     answers = await gather(request, reader)
-    choices = [choice_of(index, answer, words, bool(asked.logprobs)) for index, answer in enumerate(answers)]
     head = head_of("chatcmpl", "chat.completion", engine)
-    return JSONResponse(head | {"choices": choices, "usage": usage_of(reader.usage)}, headers=state_header(reader))
+
+    def build() -> dict[str, Any]:
+        choices = [choice_of(index, answer, words, bool(asked.logprobs)) for index, answer in enumerate(answers)]
+        return head | {"choices": choices, "usage": usage_of(reader.usage)}
+
+    return await whole(build, numbers_of(answers), state_header(reader))
 
 
 def opened(model: ServedModel, messages: Messages, *, answer_follows: bool = True) -> tuple[Ids, list[int]]:

@@ -7,12 +7,13 @@ from math import isnan
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from tarnn.serving.http.answers import Answer, gather
+from tarnn.serving.http.answers import Answer, gather, numbers_of, whole
 from tarnn.serving.http.asking import (
     check_choices,
+    check_gathered,
     engine_request,
     head_of,
     refuse_when_full,
@@ -58,6 +59,8 @@ async def create(request: HttpRequest) -> Response:
         )
         for ids in texts
     ]
+    if not asked.stream or (asked.echo and asked.logprobs is not None):
+        check_gathered(request, engine, requests, "max_tokens", echo=bool(asked.echo))
     echoes = await echoes_of(request, engine.model, asked, prompts, requests) if asked.echo else []
     reader = start(request, engine, requests)
     head = head_of("cmpl", "text_completion", engine)
@@ -68,8 +71,12 @@ async def create(request: HttpRequest) -> Response:
         encode = Echoed(chunks.encode, echoes) if echoes else chunks.encode
         return EventStream(reader, encode, chunks.last, partial(state_header, reader))
     answers = await gather(request, reader, echoes)
-    choices = [choice_of(index, answer, words, asked.logprobs is not None) for index, answer in enumerate(answers)]
-    return JSONResponse(head | {"choices": choices, "usage": usage_of(reader.usage)}, headers=state_header(reader))
+
+    def build() -> dict[str, Any]:
+        choices = [choice_of(index, answer, words, asked.logprobs is not None) for index, answer in enumerate(answers)]
+        return head | {"choices": choices, "usage": usage_of(reader.usage)}
+
+    return await whole(build, numbers_of(answers), state_header(reader))
 
 
 async def echoes_of(

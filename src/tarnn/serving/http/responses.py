@@ -16,7 +16,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tarnn.serving.http.answers import check
-from tarnn.serving.http.asking import client, refuse_when_full, sampling_of, start, state_header, tenant, text_engine_of
+from tarnn.serving.http.asking import (
+    check_gathered,
+    client,
+    refuse_when_full,
+    sampling_of,
+    start,
+    state_header,
+    tenant,
+    text_engine_of,
+)
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.errors import ApiError
 from tarnn.serving.http.held import find, in_store
@@ -125,6 +134,9 @@ class Answering:
             tenant=tenant(self.request),
             client=client(self.request),
         )
+        check_gathered(
+            self.request, self.engine, [asked], "max_output_tokens"
+        )  # a streamed response ends with all of it
         self.reader = start(self.request, self.engine, [asked])
         try:
             yield self.reader
