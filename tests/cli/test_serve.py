@@ -46,6 +46,7 @@ def test_a_port_in_use(capsys, folder):
         (["--host", "no.such.host.invalid", "--no-auth"], "is no address of this machine"),
         (["--host", "192.0.2.1", "--no-auth"], "192.0.2.1:8000 can't be served"),
         (["--api-key-file", "nowhere"], "the keys can't be read from nowhere"),
+        (["--trusted-proxy", "nginx"], "--trusted-proxy must be an address or a network"),
         (["--state-memory", "much"], "--state-memory must be a number of bytes"),
         (["--session-ttl", "1y"], "--session-ttl must be a time"),
         (["--port", "70000"], "less than or equal to 65535"),

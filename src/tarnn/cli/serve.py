@@ -30,6 +30,9 @@ def serve(
     cors: Annotated[
         list[str] | None, access(help="Let pages of this origin use the server. May be repeated; *: all.")
     ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None, access(help="Believe this address or network on who asks (X-Forwarded-For). May be repeated.")
+    ] = None,
     state_dir: Annotated[
         Path | None, states(help="Keep states in this folder, so that they outlive the server.")
     ] = None,
@@ -73,7 +76,7 @@ def serve(
 
     from tarnn.serving.engine import Engine
     from tarnn.serving.http.app import create_app
-    from tarnn.serving.http.keys import answered_names, read_keys
+    from tarnn.serving.http.keys import answered_names, check_proxies, read_keys
     from tarnn.serving.http.settings import ServerSettings
     from tarnn.serving.model import open_served
     from tarnn.serving.store import StateStore
@@ -85,6 +88,7 @@ def serve(
     keys = () if api_key_file is None else read_keys(api_key_file)
     if keys and no_auth:
         raise UserError("--api-key-file and --no-auth were both given; give one of them.")
+    check_proxies(trusted_proxy or ())
     settings = ServerSettings(keys=keys, hosts=answered_names(host, keys, no_auth), cors=tuple(cors or ()))
     memory, disk = num_bytes(state_memory, "--state-memory"), num_bytes(state_disk, "--state-disk")
     ttl = None if session_ttl is None else num_seconds(session_ttl, "--session-ttl")
@@ -125,7 +129,9 @@ def serve(
             for engine in engines.values():
                 engine.close()
 
-        server = Server(app, told, stop, None if place is None else Member(place), ready=ready)
+        server = Server(
+            app, told, stop, None if place is None else Member(place), ready=ready, trusted_proxies=trusted_proxy or ()
+        )
         server.run(sockets=[bound])
 
 

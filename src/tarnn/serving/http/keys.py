@@ -2,6 +2,7 @@
 
 import hashlib
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 
 from tarnn.errors import UserError
@@ -42,6 +43,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_proxies(proxies: Sequence[str]) -> None:
+    """Raise UserError for what is no address or network."""
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as error:
+            raise UserError(
+                f"--trusted-proxy must be an address or a network, as 127.0.0.1 or 10.0.0.0/8; got {proxy!r}."
+            ) from error
 
 
 def answered_names(host: str, keys: tuple[str, ...], no_auth: bool) -> frozenset[str] | None:

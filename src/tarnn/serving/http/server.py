@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -50,7 +50,7 @@ def address_of(bound: socket.socket) -> str:
 
 class Server(uvicorn.Server):
     """report: told `ready` once connections are taken, and what a signal does. stop: ends what still runs; called at the second
-    signal. member: of several processes."""
+    signal. member: of several processes. trusted_proxies: addresses or networks whose word counts on who asks."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Server(uvicorn.Server):
         member: Member | None = None,
         *,
         ready: str,
+        trusted_proxies: Sequence[str] = (),
     ):
         # uvicorn calls what it is given with the keywords of its protocols
         protocol: Any = BoundedProtocol if member is None else member.protocol
@@ -73,6 +74,8 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=bool(trusted_proxies),
+                forwarded_allow_ips=list(trusted_proxies),
                 timeout_keep_alive=KEEP_ALIVE,
                 limit_concurrency=MOST_CONNECTIONS,
             )
