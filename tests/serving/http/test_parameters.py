@@ -45,6 +45,32 @@ def test_sampling_reaches_the_engine(client, served, asked, sampling):
     )
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"repetition_penalty": 1e-40},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
+        {"temperature": 5e-324},
+        {"temperature": 1e-40},
+        {"temperature": 100},
+        {"top_p": 5e-324},
+        {"min_p": 1},
+        {"frequency_penalty": -2, "presence_penalty": -2},
+        {"logit_bias": {"65": -100}},
+        {"top_k": 2**31 - 1},
+        {"seed": 2**63 - 1},
+    ],
+    ids=str,
+)
+def test_extremes_are_answered_or_refused(http, extreme):
+    body = {"prompt": "aaaa", "max_tokens": 40, "ignore_eos": True, "logprobs": 1} | extreme
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == (400 if extreme == {"repetition_penalty": 1e-40} else 200), answer.text
+    if answer.status_code == 400:
+        assert "greater than or equal to 0.01" in answer.json()["error"]["message"]
+
+
 def test_stop_strings_end_a_text_before_them(client):
     whole = text(client, max_tokens=40)
     stops = [whole[20:22], "never there"]
