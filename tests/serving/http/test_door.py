@@ -147,6 +147,7 @@ def test_a_bug_tells_the_client_nothing(call, engine, monkeypatch):
 
     answer = asyncio.run(answered())
     assert answer.status_code == 500
+    assert answer.headers["connection"] == "close"  # since uvicorn does that
     assert "secret" not in answer.text
     assert answer.json()["error"]["code"] == "internal_error"
 

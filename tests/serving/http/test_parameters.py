@@ -1,9 +1,11 @@
 """Each parameter of a completion does what it says, whole and streamed."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
+from support.http_server import http_server
 from support.served import alone
 
 from tarnn.serving.http import answers
@@ -131,6 +133,30 @@ def test_echo_with_logprobs_scores_the_prompt(client, served):
     pieces = [p.choices[0] for p in client.completions.create(**asked, stream=True)]
     assert "".join(p.text for p in pieces) == answer.text
     assert [x for p in pieces for x in p.logprobs.token_logprobs] == answer.logprobs.token_logprobs
+
+
+@pytest.mark.parametrize("begins", ["", "Call "])
+def test_a_hybrid_scores_a_prompt(served, begins):
+    """Its caches have room for all of it, behind a state too."""
+    model, text = served("hybrid"), "Call me Ishmael"
+    asked = {"prompt": text.removeprefix(begins), "logprobs": 1, "echo": True, "max_tokens": 0}
+    with http_server({"hybrid": model}) as server:
+        if begins:
+            asked["state"] = server.post("/v1/states", {"text": begins}).json()["id"]
+        answer = server.post("/v1/completions", asked)
+    [choice] = answer.json()["choices"]
+    assert choice["text"] == asked["prompt"]
+    state, expected = model.model.new_state(1, len(text)), [None]
+    for token, following in pairwise(ids(text).tolist()):
+        logits, state = model.model.step(torch.tensor([token]), state)
+        expected.append(float(logits[0].double().log_softmax(-1)[following]))
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected[len(begins) :], abs=1e-4)
+
+
+def test_what_a_model_cannot_read_is_refused_before_it_is_scored(served):
+    with http_server({"short": served("short")}) as server:
+        answer = server.post("/v1/completions", {"prompt": "x" * 60, "logprobs": 1, "echo": True, "max_tokens": 0})
+    assert (answer.status_code, "48 tokens at most" in answer.text) == (400, True)
 
 
 def test_echo_of_ids_and_of_several_choices(client):

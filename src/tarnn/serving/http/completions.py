@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tarnn.serving.checks import check_request
 from tarnn.serving.http.answers import Answer, gather, numbers_of, whole
 from tarnn.serving.http.asking import (
     check_choices,
@@ -24,6 +25,7 @@ from tarnn.serving.http.asking import (
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
+from tarnn.serving.http.errors import bad
 from tarnn.serving.http.held import held_state
 from tarnn.serving.http.live import attended
 from tarnn.serving.http.prompts import num_prompts, prompt_ids, split, text_of, vocabulary
@@ -85,6 +87,10 @@ async def echoes_of(
     """What stands before each choice: its prompt, with logarithms where they are wanted."""
     events: list[Event] = []
     for prompt, made in zip(prompts, requests):
+        try:
+            check_request(made, model)
+        except ValueError as error:
+            raise bad(str(error)) from None
         tokens = tuple(made.prompt.tolist())
         text = prompt if isinstance(prompt, str) else await asyncio.to_thread(text_of, model, made.prompt)
         scores: tuple[TokenLogprob, ...] = ()

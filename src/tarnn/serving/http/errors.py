@@ -87,5 +87,7 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def unexpected(_: Request, __: Exception) -> Response:
-    """A bug: the log has its traceback, the client hears nothing of it."""
-    return failed().response()
+    """A bug: the log has its traceback, the client hears nothing of it. uvicorn closes the connection behind it."""
+    response = failed().response()
+    response.headers["connection"] = "close"
+    return response

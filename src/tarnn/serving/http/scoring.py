@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tarnn.serving.caches import copy_of
 from tarnn.serving.http.prompts import Ids
 from tarnn.serving.model import ServedModel
 from tarnn.serving.pool import new_state
@@ -18,7 +19,8 @@ NUMBERS = 2**21  # that a piece of a prompt takes, tokens x vocabulary
 
 async def score(model: ServedModel, ids: Ids, begin: Snapshot | None, likeliest: int) -> list[TokenLogprob]:
     """Of each token; of the first one NaN, where nothing stands before it. likeliest: of how many others, at each place."""
-    state = new_state(model, 1) if begin is None else begin.state.clone()
+    room = len(ids) + (0 if begin is None else len(begin.tokens))
+    state = new_state(model, 1, capacity=room) if begin is None else copy_of(begin.state, room)
     before = None if begin is None else begin.logits
     scores: list[TokenLogprob] = []
     piece = max(1, NUMBERS // model.step.num_outputs)
