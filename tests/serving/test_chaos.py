@@ -4,14 +4,16 @@ import errno
 import json
 import random
 import socket
+import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
-from support.http_server import http_server
+from support.http_server import events_of, http_server
 
 import tarnn.serving.storage.disk as disk_module
+from tarnn.serving.storage.index import Index
 from tarnn.serving.store import StateStore
 
 ENDLESS = {"model": "m", "ignore_eos": True, "temperature": 0.8, "seed": 1}
@@ -171,7 +173,7 @@ def test_neither_hits_nor_company_change_a_bit(served, kind):
         assert together == cold
 
 
-def test_a_full_disk_parks_in_memory_and_says_so(served, tmp_path, monkeypatch):
+def test_a_full_disk_parks_in_memory_and_says_so(served, tmp_path, monkeypatch, caplog):
     def full(file, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -182,11 +184,33 @@ def test_a_full_disk_parks_in_memory_and_says_so(served, tmp_path, monkeypatch):
         held = server.post("/v1/states", {"model": "m", "text": "in memory"}).json()
         assert held["where"] == "memory"
         until(lambda: "No space left" in server.engines["m"].store.stats.trouble)
-        answer = server.post("/v1/responses", {"model": "m", "input": "x", "max_output_tokens": 2}).json()
+        assert server.get("/ready").json() == {"status": "ready", "trouble": "m: states can't be written to the disk."}
+        assert [x.getMessage() for x in caplog.records if "No space left" in x.getMessage()]
+        asked = {"model": "m", "input": "x", "max_output_tokens": 2}
+        last = events_of(server.post("/v1/responses", asked | {"stream": True}))[-1]
+        assert json.loads(last)["response"]["where"] == "memory"
+        answer = server.post("/v1/responses", asked).json()
+        assert answer["where"] == server.get(f"/v1/responses/{answer['id']}").json()["where"] == "memory"
+        assert server.post("/v1/responses", asked | {"store": False}).json()["where"] is None
         more = {"model": "m", "input": "y", "previous_response_id": answer["id"], "max_output_tokens": 2}
         assert server.post("/v1/responses", more).status_code == 200
         for state in (before, held):
             assert server.get(f"/v1/states/{state['id']}").json()["tokens"] == state["tokens"]
+        monkeypatch.undo()
+        assert server.post("/v1/responses", asked).json()["where"] == "disk"
+        assert server.get("/ready").json() == {"status": "ready"}
+
+
+def test_an_index_that_cannot_be_written_is_told(served, tmp_path, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with http_server({"m": served("linear")}, store=lambda model: StateStore(model, folder=tmp_path)) as server:
+        state = server.post("/v1/states", {"model": "m", "text": "on the disk"}).json()
+        monkeypatch.setattr(Index, "add_hold", full)
+        answer = server.post(f"/v1/states/{state['id']}/fork")
+        assert (answer.status_code, "disk is full" in answer.json()["error"]["message"]) == (507, True)
+        assert server.get(f"/v1/states/{state['id']}").json()["where"] == "disk"
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/responses", {"input": "x"}), ("/v1/states", {"text": "x"})])

@@ -120,6 +120,12 @@ class Status(Shape):
     status: str
 
 
+class Readiness(Status):
+    """trouble: what doesn't work while requests are taken: states that can't be written to the disk."""
+
+    trouble: str | None = None
+
+
 class Version(Shape):
     version: str
 

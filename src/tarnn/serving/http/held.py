@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from tarnn.serving.http.asking import tenant
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.stored import NameTaken, StateInfo, StoreFull, UnfitState, UnknownState
+from tarnn.serving.stored import NameTaken, StateInfo, StoreFull, StoreTrouble, UnfitState, UnknownState
 
 Result = TypeVar("Result")
 
@@ -41,6 +41,8 @@ async def in_store(call: Callable[..., Result], *arguments: Any, param: str | No
         raise ApiError(409, sentence(error), param=param or "name", code="name_taken") from None
     except StoreFull as error:
         raise ApiError(507, sentence(error), param=param, code="store_full") from None
+    except StoreTrouble as error:
+        raise ApiError(507, sentence(error), param=param, code="store_trouble") from None
     except UnfitState as error:
         raise bad(sentence(error), param, "unfit_state") from None
 

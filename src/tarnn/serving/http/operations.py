@@ -119,7 +119,7 @@ OPERATIONS = (
     Operation("POST", "/tokenize", "tokenize", "The tokens of a text", wire.TokenizeRequest, answers.Tokens),
     Operation("POST", "/detokenize", "detokenize", "The text of tokens", wire.DetokenizeRequest, answers.Text),
     Operation("GET", "/health", "health", "Whether the server lives", answer=answers.Status),
-    Operation("GET", "/ready", "ready", "Whether the server takes requests", answer=answers.Status),
+    Operation("GET", "/ready", "ready", "Whether the server takes requests", answer=answers.Readiness),
     Operation("GET", "/version", "version", "The version of tarnn", answer=answers.Version),
     Operation("GET", "/metrics", "metrics", "Numbers for Prometheus", other_answers=(TEXT,)),
     Operation("GET", "/openapi.json", "openapi", "This description", answer=answers.AnyObject),

@@ -124,7 +124,10 @@ class ResponseFailure(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """A response. What this server has no use for has the value that says so; the specification requires it to be there."""
+    """A response. What this server has no use for has the value that says so; the specification requires it to be there.
+
+    where: "disk" where the conversation outlives the server, "memory" where it does not; None where it is not stored.
+    """
 
     id: str
     object: Literal["response"] = "response"
@@ -145,6 +148,7 @@ class ResponseObject(BaseModel):
     top_logprobs: int = 0
     max_output_tokens: int | None
     store: bool
+    where: Literal["disk", "memory"] | None = None
     metadata: dict[str, str]
     user: str | None = None
     safety_identifier: str | None = None

@@ -67,7 +67,7 @@ async def create(request: HttpRequest) -> Response:
 
 async def get(request: HttpRequest) -> Response:
     _, info = await find_response(request)
-    return JSONResponse(json.loads(info.note))
+    return JSONResponse(json.loads(info.note) | {"where": info.where})
 
 
 async def delete(request: HttpRequest) -> Response:
@@ -192,7 +192,8 @@ class Answering:
         if self.stored:
             hold, parent = self.engine.store.hold, self.prompt.parent
             note = ended.model_dump_json()
-            await in_store(hold, tenant(self.request), self.end.snapshot, id=ended.id, parent=parent, note=note)
+            info = await in_store(hold, tenant(self.request), self.end.snapshot, id=ended.id, parent=parent, note=note)
+            ended.where = info.where
         return ended
 
     def _failed(self, response: ResponseObject, error: ApiError) -> ResponseObject:

@@ -1,5 +1,6 @@
 """The disk beside the memory: what is held there, found there, brought from there and sent there."""
 
+import logging
 import sqlite3
 import threading
 import time
@@ -17,6 +18,7 @@ from tarnn.serving.storage.tree import Tokens
 from tarnn.serving.storage.writer import Writer
 from tarnn.serving.stored import StateGone, StoreTrouble, UnfitState
 
+LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 DAMAGED = "its file was damaged"
@@ -45,11 +47,11 @@ def checked(method: Callable[P, R]) -> Callable[P, R]:
 class Saved:
     """States on the disk, for a store whose memory and lock are these.
 
-    parked: what should be on the disk, and could not be written. trouble: why not; "" while all can be.
+    parked: what should be on the disk, and could not be written. trouble: why not; "" while all can be. The log is told of it.
     """
 
     def __init__(self, disk: Disk, memory: Memory, parked: Holds, lock: threading.RLock, ttl: float | None):
-        self.disk, self.trouble, self.damaged = disk, "", 0
+        self.disk, self._trouble, self.damaged = disk, "", 0
         self._memory, self._parked, self._lock, self._ttl = memory, parked, lock, ttl
         self._bad: set[int] = set()
         self._states_used: dict[int, float] = {}
@@ -58,6 +60,16 @@ class Saved:
         self._most_leaving = memory.bound // LEAVING
         memory.bound -= self._most_leaving
         self._writer = Writer(self._save, self._due)
+
+    @property
+    def trouble(self) -> str:
+        return self._trouble
+
+    @trouble.setter
+    def trouble(self, text: str) -> None:
+        if text != self._trouble:
+            LOG.error("tarnn: %s", f"{text}. Held states stay in memory" if text else "states are on the disk again")
+        self._trouble = text
 
     @checked
     def find(self, tenant: str, id_or_name: str) -> HoldRow:
