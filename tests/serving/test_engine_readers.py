@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -192,3 +193,23 @@ def test_what_was_taken_is_kept_no_longer(served):
     assert len(answer.tokens) == 3
     assert not answer.logprobs
     assert not answer.texts
+
+
+def test_states_of_slow_readers_have_a_bound(engine):
+    """The oldest text of the client who has the most ends; others wait for their readers, and so does a single one of any size."""
+    probe = engine()
+    one = probe.submit(replace(ENDLESS, max_tokens=1, keep=True))
+    size = max(event.snapshot.nbytes for event in one if event.snapshot)
+    bounded = engine(max_rows=4, max_parked=2 * size + 3000)
+    streams = []
+    for client in ("a", "b", "a", "c"):
+        streams.append(bounded.submit(replace(ENDLESS, client=client)))
+        until(lambda: bounded.stats.tokens_written > 256 * len(streams) and not bounded.stats.running)
+    bounded.close()
+    ended = [[event.finish for event in stream.take()][-1] for stream in streams]
+    assert ended[0] == "error"
+    assert sorted(ended) == ["cancelled"] * 2 + ["error"] * 2
+    single = engine(max_parked=1)
+    stream = single.submit(ENDLESS)
+    until(lambda: single.stats.parked == 1)
+    assert [event.finish for event in stream.take()] == [""]

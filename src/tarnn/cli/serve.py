@@ -13,6 +13,7 @@ from tarnn.cli.amounts import num_bytes, num_seconds
 from tarnn.errors import UserError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
+PARKED = 8  # of the memory for states one part in so many is for texts whose readers are slow
 access, states, limits = (partial(Option, rich_help_panel=heading) for heading in ("Access", "States", "Limits"))
 
 
@@ -36,7 +37,9 @@ def serve(
     state_dir: Annotated[
         Path | None, states(help="Keep states in this folder, so that they outlive the server.")
     ] = None,
-    state_memory: Annotated[str, states(help="Of each model's states in memory.")] = "1GiB",
+    state_memory: Annotated[
+        str, states(help="Of each model's states in memory, those of texts with slow readers among them.")
+    ] = "1GiB",
     state_disk: Annotated[str, states(help="Of each model's states on the disk.")] = "20GiB",
     session_ttl: Annotated[
         str | None, states(help="Drop states that were not used for so long, as 12h or 7d (default: never).")
@@ -91,6 +94,7 @@ def serve(
     check_proxies(trusted_proxy or ())
     settings = ServerSettings(keys=keys, hosts=answered_names(host, keys, no_auth), cors=tuple(cors or ()))
     memory, disk = num_bytes(state_memory, "--state-memory"), num_bytes(state_disk, "--state-disk")
+    parked = memory // PARKED
     ttl = None if session_ttl is None else num_seconds(session_ttl, "--session-ttl")
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
     with ExitStack() as stack:
@@ -108,13 +112,14 @@ def serve(
             store = None  # of a model of images: each begins anew
             if not model.draws_images:
                 at = folder and folder / name
-                store = StateStore(model, memory=memory, folder=at, disk=disk, ttl=ttl, owner=owner)
+                store = StateStore(model, memory=memory - parked, folder=at, disk=disk, ttl=ttl, owner=owner)
                 stack.callback(store.close)
             engine = Engine(
                 model,
                 store=store,
                 max_rows=max_rows,
                 prefill_piece=prefill_piece,
+                max_parked=parked,
                 max_queue=max_queue,
                 max_queue_tokens=max_queue_tokens,
             )

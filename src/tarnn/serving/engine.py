@@ -54,6 +54,7 @@ class Engine:
     Every answer is, to the last bit, what the token loop makes of its request alone: with the same sampling and seed, whatever
     else is going on. store: keeps states of what was read and written, and new requests begin from them.
     max_rows: choices that are written at once; prefill_piece: tokens of prompts that are read between two of theirs.
+    max_parked: bytes of states at which texts wait for slow readers; beyond, the oldest of the client who has the most is ended.
     max_queue, max_queue_tokens: requests whose prompts are not read yet, and the tokens of these; beyond, `submit` raises Busy.
     """
 
@@ -64,12 +65,13 @@ class Engine:
         store: Keeper | None = None,
         max_rows: int = 32,
         prefill_piece: int = 256,
+        max_parked: int = 2**27,
         max_queue: int = 256,
         max_queue_tokens: int = 2**20,
     ):
         self.model, self.store = model, store
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
-        self._rounds = Rounds(model, store, max_rows, prefill_piece, self._was_read)
+        self._rounds = Rounds(model, store, max_rows, prefill_piece, max_parked, self._was_read)
         self._decode = None if model.draws_images else model.decoder()
         self._lock = threading.Lock()
         self._asked: SimpleQueue[tuple[str, Any]] = (

@@ -4,8 +4,8 @@ One thread calls it. Nothing here waits, for a reader or for anything else.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ MOST_UNREAD = 256  # tokens of a choice that its reader has not taken; beyond, t
 LOOK = 32  # rounds after which it is looked who is to be parked
 AHEAD = 2  # choices that may wait, their prompts read, for a row to become free
 GAP = 4e-3  # seconds that reading may add to the time between two tokens of those who write
+TOO_SLOW = "nobody read this text for long, and there is no more room for texts that wait for their readers."
 LEAST_PIECE = 32  # tokens of a prompt that are read at least: fewer take as long
 
 
@@ -39,7 +40,7 @@ class Keeper(Protocol):
 class Rounds:
     """The queue of prompts, the rows, answers that wait for a row, and those that are parked.
 
-    when_read: called with each request that leaves the queue.
+    max_parked: bytes of the states of those that are parked. when_read: called with each request that leaves the queue.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class Rounds:
         store: Keeper | None,
         max_rows: int,
         prefill_piece: int,
+        max_parked: int,
         when_read: Callable[[Mail], None],
     ):
-        self._model, self._when_read = model, when_read
+        self._model, self._max_parked, self._when_read = model, max_parked, when_read
         self._store = None if model.draws_images else store
         self._max_rows, self._piece = max_rows, prefill_piece
         self._limit = model.model.config.max_position_embeddings
@@ -259,6 +261,20 @@ class Rounds:
         mail.parked = True
         if not any(x.has_news for x in mail.answers):  # it was quicker than this
             mail.ask("resume", mail)
+        self._end_surplus()
+
+    def _end_surplus(self) -> None:
+        """Parked texts end where there are too many bytes of them: the oldest of the client who has the most."""
+        sizes = {mail: bytes_of(answers) for mail, answers in self.parked.items()}
+        while len(sizes) > 1 and sum(sizes.values()) > self._max_parked:
+            shares: Counter[str] = Counter()
+            for mail, size in sizes.items():
+                shares[mail.request.client] += size
+            [(client, _)] = shares.most_common(1)
+            mail = next(x for x in sizes if x.request.client == client)
+            del sizes[mail]
+            self._leave(mail)
+            self._end_all(mail, "error", TOO_SLOW)
 
     def _leave(self, mail: Mail, *, keep: bool = False) -> list[Answer]:
         """The answers of a request that go on; they are nowhere then. keep: those of rows with their states."""
@@ -292,3 +308,8 @@ class Rounds:
     def _end(self, answer: Answer, finish: str, snapshot: Snapshot | None = None, error: str = "") -> None:
         answer.end(finish, snapshot, error)
         self._told[answer.mail] = None
+
+
+def bytes_of(answers: Iterable[Answer]) -> int:
+    """Of the states at which they stand; choices of a request may share one."""
+    return sum({id(x.at): x.at.nbytes for x in answers if x.at is not None}.values())

@@ -31,7 +31,7 @@ def create_app(
     inner: what a request passes behind the door, before its route.
 
     Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), inside (requests that
-    are answered now), started.
+    are answered now), bodies (the time limits of those that are on their way), started.
     """
     settings = settings or ServerSettings()
     middleware = [Middleware(Door, settings=settings), *inner]
@@ -50,7 +50,7 @@ def create_app(
     )
     app.state.engines, app.state.settings = dict(engines), settings
     app.state.times, app.state.started = Times(), int(time.time())
-    app.state.draining, app.state.inside = False, 0
+    app.state.draining, app.state.inside, app.state.bodies = False, 0, set()
     app.state.scoring = asyncio.Semaphore(1)
     app.state.mailbox = cache(Mailbox)  # made on the loop, when the first request comes
     return app

@@ -18,6 +18,7 @@ from tarnn.serving.workers.member import Member
 
 KEEP_ALIVE = 75  # seconds that a silent connection stays open; more than proxies hold theirs
 MOST_CONNECTIONS = 4096
+STILL = 10.0  # seconds without a byte read after which a server that ends waits for a client no longer
 WATCH = 0.02  # seconds between two looks at what still runs
 
 
@@ -126,7 +127,20 @@ class Server(uvicorn.Server):
         self._draining = asyncio.get_event_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
-        while self.app.state.inside:
+        """Until all is answered and read. Who sends no body now, or reads nothing for long, is not waited for."""
+        loop = asyncio.get_running_loop()
+        for limit in self.app.state.bodies:
+            limit.reschedule(loop.time())
+        unread: dict[Any, tuple[int, float]] = {}
+        while self.app.state.inside or unread:
             await asyncio.sleep(WATCH)
+            sizes = {x: x.transport.get_write_buffer_size() for x in self.server_state.connections}
+            now, before = loop.time(), unread
+            unread = {x: (size, now) for x, size in sizes.items() if size}
+            for connection, (size, _) in unread.items():
+                if connection in before and before[connection][0] == size:
+                    unread[connection] = before[connection]
+                    if now - before[connection][1] > STILL:
+                        connection.transport.abort()
         self._report("tarnn: stopped")
         self.should_exit = True
