@@ -196,7 +196,7 @@ def test_what_was_taken_is_kept_no_longer(served):
 
 
 def test_states_of_slow_readers_have_a_bound(engine):
-    """The oldest text of the client who has the most ends; others wait for their readers, and so does a single one of any size."""
+    """The oldest text of the client who has the most ends; others wait for their readers, and so does one alone, of any size."""
     probe = engine()
     one = probe.submit(replace(ENDLESS, max_tokens=1, keep=True))
     size = max(event.snapshot.nbytes for event in one if event.snapshot)

@@ -13,7 +13,7 @@ from tarnn.serving.store import StateStore
 
 from .conftest import running
 
-ENDLESS = {"prompt": "Call me", "max_tokens": 10**6, "ignore_eos": True, "stream": True}
+ENDLESS = {"prompt": "Call me", "max_tokens": 200_000, "ignore_eos": True, "stream": True}
 
 
 def connected(address, body):
