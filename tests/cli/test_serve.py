@@ -103,7 +103,8 @@ def test_the_first_signal_drains_and_the_second_stops(folder, signals):
             assert "answers 1 to their ends" in server.stderr.readline()
             with pytest.raises(urllib.error.HTTPError) as error:
                 post(address, {"prompt": "x"})
-            assert error.value.code == 503
+            with error.value as refusal:
+                assert refusal.code == 503
             if signals == 2:
                 server.send_signal(signal.SIGINT)
             rest = stream.read()
