@@ -26,7 +26,7 @@ def provenance(script: str) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": total_memory(),
             "system": f"{platform.system()} {platform.machine()}",
-            "accelerator": str(torch.accelerator.current_accelerator() or "none"),
+            "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
         },
         "threads": torch.get_num_threads(),
         "kernels": kernels(),

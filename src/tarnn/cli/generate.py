@@ -157,7 +157,7 @@ def refuse_other_task(checkpoint: Path, task: str | None, images: bool, options:
 def pick_device(name: str) -> torch.device:
     """The device of that name; for auto the accelerator, if there is one. UserError if it isn't there."""
     if name == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         torch.Generator(name)  # the meta device has none
         return torch.empty(0, device=name).device
