@@ -251,6 +251,24 @@ def test_any_strides(kind, layout):
                 assert torch.equal(x, y)
 
 
+@both
+@pytest.mark.parametrize("tokens", [1, 67], ids=str)
+def test_a_state_whose_channels_stand_apart(kind, tokens):
+    """Dense, and not contiguous, as h.T of what a step for (c, b) keeps: values and gradients of the contiguous one."""
+    scan = draw(kind, 3, tokens, 5, 4, state=True)
+    apart = Scan(kind, scan.tensors, scan.h.transpose(0, -1).contiguous().transpose(0, -1)).leaves()
+    same = scan.leaves()
+    assert not apart.h.is_contiguous()
+    for function in ("ours", "step") if tokens == 1 else ("ours",):
+        results, expected = getattr(apart, function)(), getattr(same, function)()
+        sent = sent_to(expected)
+        for x, y in zip(results, expected):
+            assert torch.equal(x, y)
+        gradients, right = apart.gradients(results, sent), same.gradients(expected, sent)
+        for name, x in right.items():
+            assert torch.equal(gradients[name], x), name
+
+
 EMPTY = {
     "no row": (0, 7, 5, 3), "no token": (2, 0, 5, 3), "no channel": (2, 7, 0, 3), "no number of a channel": (2, 7, 5, 0),
 }  # fmt: skip

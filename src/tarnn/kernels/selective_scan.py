@@ -52,8 +52,10 @@ class Call(NamedTuple):
         return Outputs(self.x.new_empty(self.x.shape), self.new_state())
 
     def new_gradients(self, returned: Any = None) -> "Gradients":
-        """Tensors to write gradients into, each in the type and layout of its input."""
-        return Gradients(*[None if x is None else torch.empty_like(x) for x in self[:7]])
+        """Tensors to write gradients into, each in the type and layout of its input, but for the state's: contiguous."""
+        h = None if self.h is None else self.new_state()
+        inputs = [None if x is None else torch.empty_like(x) for x in self[:6]]
+        return Gradients(*[*inputs, h])
 
 
 class Outputs(NamedTuple):
