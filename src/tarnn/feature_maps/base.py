@@ -48,6 +48,9 @@ class FeatureMap(nn.Module):
     can their sum normalise); for exponential maps, features with their scale kept apart, so that nothing overflows; and
     for maps that treat queries unlike keys, one method for each.
 
+    A class that derives from another map and overrides `forward`, `scaled`, `queries` or `keys` computes just that: what its
+    parent tells kernels (`kernel`, `projected`, `log_features`) counts only if it says so again.
+
     Three kinds of map say more by their class: `PositionalMap`, `FittedMap` (parameters from the data) and
     `SoftmaxKernelMap` (random features of softmax's kernel).
     """
@@ -65,6 +68,28 @@ class FeatureMap(nn.Module):
     """The name under which the kernels compute this map themselves; empty if they don't know it."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    _by_forward: bool = False
+
+    def __init_subclass__(cls, **options: Any):
+        """Forget what parents declare about features that this class computes in another way."""
+        super().__init_subclass__(**options)
+        features = cls._depth("forward", "scaled", "queries", "keys", "exponents")
+        if features < cls._depth("log_features", "log_queries", "log_keys"):
+            cls.log_features = False
+        if features < cls._depth("projected", "projection"):
+            cls.projected = FeatureMap.projected  # type: ignore[method-assign]
+        if min(features, cls._depth("log_features", "projected", "projection")) < cls._depth("kernel"):
+            cls.kernel = ""
+        forward, scaled = cls._depth("forward"), cls._depth("scaled")
+        cls._by_forward = forward < scaled
+        for side in ("queries", "keys"):
+            if min(forward, scaled) < cls._depth(side):
+                setattr(cls, side, getattr(FeatureMap, side))
+
+    @classmethod
+    def _depth(cls, *names: str) -> int:
+        """How many classes stand before the first that defines one of these."""
+        return next(i for i, c in enumerate(cls.__mro__) if c is FeatureMap or not vars(c).keys().isdisjoint(names))
 
     def __new__(cls, *args: Any, **kwargs: Any):
         feature_map = super().__new__(cls)
@@ -109,11 +134,11 @@ class FeatureMap(nn.Module):
 
     def queries(self, q: Tensor) -> tuple[Tensor, Tensor | None]:
         """`scaled`, of queries."""
-        return self.scaled(q)
+        return (self(q), None) if self._by_forward else self.scaled(q)
 
     def keys(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
         """`scaled`, of keys."""
-        return self.scaled(k)
+        return (self(k), None) if self._by_forward else self.scaled(k)
 
     def log_queries(self, q: Tensor) -> Tensor:
         """log φ(q), (…, f), of a map with `log_features`. Its gradient flows through it as a whole."""

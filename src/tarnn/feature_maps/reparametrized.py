@@ -141,10 +141,12 @@ class Reparametrized(FittedMap):
         return projected._replace(query_log_weight=query_log_weight, key_log_weight=key_log_weight)
 
     def queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        return _weighted(self.feature_map, *self.moved_queries(q))
+        moved, log_weight = self.moved_queries(q)
+        return _weighted(*self.feature_map.queries(moved), log_weight)
 
     def keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        return _weighted(self.feature_map, *self.moved_keys(k))
+        moved, log_weight = self.moved_keys(k)
+        return _weighted(*self.feature_map.keys(moved), log_weight)
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("Reparametrized moves queries and keys in different ways: take .queries(q) and .keys(k).")
@@ -158,9 +160,8 @@ class Reparametrized(FittedMap):
         return f"num_heads={self.num_heads}, centre={self.centre}, balance={self.balance}, fit={self.fit}"
 
 
-def _weighted(feature_map: FeatureMap, x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+def _weighted(features: Tensor, scale: Tensor | None, log_weight: Tensor) -> tuple[Tensor, Tensor]:
     """Multiply φ(x) by e^log_weight: its value goes to the log-scale, its gradient flows through the features."""
-    features, scale = feature_map.scaled(x)
-    assert scale is not None
     constant = log_weight.detach()
-    return features * (log_weight - constant).exp()[..., None], scale + constant
+    weighted = features * (log_weight - constant).exp()[..., None]
+    return weighted, constant if scale is None else scale + constant

@@ -84,6 +84,8 @@ def _looks(q, k, v, feature_map, causal, normalize, eps, state) -> Hashable:
         k.device,
         v.device,
         type(feature_map),
+        feature_map.kernel,
+        feature_map.positive,
         causal,
         normalize,
         eps,
