@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 
 from tarnn._version import __version__
 from tarnn.cli.output import CONTROL
+from tarnn.cli.quota import stay_within_quota
 from tarnn.cli.waiting import wait_briefly
 from tarnn.errors import OneProcessError, is_out_of_memory
 from tarnn.extras import needed_for
@@ -61,6 +62,7 @@ class LazyCommand(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         assert self.name is not None
         wait_briefly()
+        stay_within_quota()
         function = getattr(importlib.import_module(f"tarnn.cli.{self.name}"), self.name)
         app = typer.Typer(add_completion=False)
         app.command(name=self.name, help=help_of(function.__doc__ or "", EXAMPLES[self.name]))(function)
