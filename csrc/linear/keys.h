@@ -198,7 +198,8 @@ TARNN_INLINE T one_in_units(const Of& p, T M, T scale) {
   return one > std::numeric_limits<T>::min() ? one : std::numeric_limits<T>::min();
 }
 
-/// What the numerator of a query is multiplied with: 1/(den + eps), 0 where den is; 1/max(|den|, 1); unnormalised, e^(M + scale).
+/// What the numerator of a query is multiplied with: 1/(den + eps), 0 where den is; 1/max(|den|, 1); unnormalised, e^(M + scale), which
+/// may be infinite, and 0 for a query of exponential features that meets no key.
 template <typename Of, typename T>
 TARNN_INLINE T output_factor(const Of& p, T den, T M, T scale) {
   if (p.at_least_one) {
@@ -206,7 +207,8 @@ TARNN_INLINE T output_factor(const Of& p, T den, T M, T scale) {
     return T(1) / (size < one ? one : size);
   }
   if (p.normalize) return den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
-  return p.weighted ? exp_one<T>(M + scale) * (T(1) + rounded_off(M, scale)) : T(1);
+  if (!p.weighted) return T(1);
+  return den == 0 && p.map == Map::exp ? T(0) : exp_one<T>(M + scale) * (T(1) + rounded_off(M, scale));
 }
 
 }  // namespace TARNN_ISA

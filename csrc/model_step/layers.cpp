@@ -435,8 +435,8 @@ class Sweep {
     else step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, own_.step);
     for (Index r = 0; r < r_; ++r) {
       if (map.made_here && map.log_scaled && !s_.normalize) {
-        const float factor = exp_one<float>(scale[r]);
-        for (Index c = 0; c < s_.d; ++c) o[r * s_.d + c] *= factor;
+        const float half = exp_one<float>(std::min(scale[r] / 2, 88.f));  // in two halves, which overflow later
+        for (Index c = 0; c < s_.d; ++c) o[r * s_.d + c] = o[r * s_.d + c] * half * half;
       }
       if (l.o_gain) norm_head(o + r * s_.d, s_.d, l.o_gain, 1e-6f);
     }

@@ -4,9 +4,12 @@ A few cases of each kind, as small as they can be: two or three chunks. `tests/f
 """
 
 import pytest
+import torch
 from support import honest_interpreter
 from support.kernel_calls import MODES, holds, holds_on_tensor_cores
 
+from tarnn import linear_attention, step
+from tarnn.feature_maps import Exp
 from tarnn.kernels.triton import launch
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
@@ -86,3 +89,17 @@ def test_widths(widths):
 def test_a_long_sum_is_cut():
     """Of few rows: `tiles.product`, with features in its columns, and with values."""
     holds_on_tensor_cores("causal", **SIZES | {"d": 129, "e": 130, "r": 1, "t": 5, "s": 5, "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_query_without_a_key_whose_features_overflow(causal):
+    """Zeros, and gradients of zero, by `linear_attention` and by a step."""
+    q, k, v = (torch.randn(1, 1, 20, n, requires_grad=True) for n in (4, 4, 5))
+    mask = torch.zeros(1, 20, dtype=torch.bool)
+    o = linear_attention(q + 200, k, v, Exp(), causal=causal, normalize=False, key_mask=mask)
+    assert (o == 0).all()
+    assert all((grad == 0).all() for grad in torch.autograd.grad(o.sum(), (q, k, v)))
+    with torch.no_grad():
+        q, k, v = (x[:, :, :1] for x in (q, k, v))
+        o, _ = step(q + 200, k, v, Exp(), normalize=False, key_log_weight=torch.full((1, 1, 1), -torch.inf))
+    assert (o == 0).all()

@@ -50,13 +50,16 @@ def in_time(call: Any, parts: list[Tensor]) -> Tensor:
 
 def output_factor(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
     """What the numerator is multiplied with, (b, h, l): 1/(den + eps), 0 where den = 0; 1/max(|den|, 1), in true units;
-    unnormalised, e^(M + scale)."""
+    unnormalised, e^(M + scale), 0 where features with a scale meet no key."""
     if call.at_least_one:
         size, one = den.abs(), one_in_units(call, queries, M_rows, den)
         return 1 / torch.where(size > one, size, one)
     if call.normalize:
         return 1 / (den + call.eps).masked_fill(den == 0, torch.inf)
-    return torch.ones_like(den) if M_rows is None else _log_units(queries, M_rows).exp()
+    if M_rows is None:
+        return torch.ones_like(den)
+    units = _log_units(queries, M_rows)
+    return units.exp() if queries.scale is None else units.masked_fill(den == 0, -torch.inf).exp()
 
 
 def one_in_units(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:

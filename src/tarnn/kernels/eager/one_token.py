@@ -32,8 +32,9 @@ def step(call: Call, inplace: bool) -> Outputs:
     elif call.normalize:
         num = num / (den + call.eps).masked_fill(den == 0, torch.inf)
     elif M is not None:
-        factor = finite(M)[:, :, None, None]
-        num = num * (factor if scale is None else factor + scale).exp()
+        units = finite(M)[:, :, None, None]
+        units = units if scale is None else (units + scale).masked_fill(den == 0, -torch.inf)
+        num = num * units.exp()
     return Outputs(num.flatten(1, 2)[:, :, None].to(call.v.dtype), None, S, z, M)
 
 

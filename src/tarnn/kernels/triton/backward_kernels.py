@@ -72,6 +72,9 @@ def gradient_rows(grad_o, o, den, scale_q, keys, M_end, chunks, r, gz, T, S, G, 
         else:
             sequence = tl.load(chunks + chunk * 4 + 3).to(tl.int64)
             M += finite(tl.load(M_end + sequence * G + g))
+        if spec.function == 4:
+            total = tl.load(den + at + rows, mask=live, other=0.0)
+            M = tl.where(total == 0, -1e4, M)
         factor = accurate_exp(M)
     tl.store(r + at + rows, factor, mask=live)
     tl.store(gz + at + rows, factor * through, mask=live)

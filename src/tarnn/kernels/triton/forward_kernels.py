@@ -126,6 +126,8 @@ def outputs(
         if spec.normalize:
             out = out * tl.where(total == 0, 0.0, 1.0 / (total + eps))[:, None]
         elif spec.weighted:
+            if spec.function == 4:  # a query that meets no key: e^−10,000 is 0
+                M_rows = tl.where(total == 0, -1e4, M_rows)
             out = out * accurate_exp(M_rows)[:, None]
         store_rows(o, row, h, t0, rows, inside, ce, spec.E, out)
         if (KEEP_DEN != 0) & (block == 0):

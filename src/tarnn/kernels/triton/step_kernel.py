@@ -85,6 +85,8 @@ def one_token(
             if spec.normalize:
                 out = out * tl.where(den == 0, 0.0, 1.0 / (den + eps))
             elif spec.weighted:
+                if spec.function == 4:
+                    scale = tl.where(den == 0, -1e4, scale)
                 out = out * accurate_exp(top + scale)
             at = o + (b * G * R + h) * spec.E + ce
             tl.store(at, out.to(o.dtype.element_ty), mask=ce < spec.E)

@@ -1,5 +1,6 @@
 """From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
 
+import math
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -187,8 +188,14 @@ def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_
 
 
 def with_log_weights(o: Tensor, log_weight: Tensor | None) -> Tensor:
-    """o (b, h, t, e), each row times e^log_weight (b, h, t)."""
-    return o if log_weight is None else (o * log_weight.exp()[..., None]).to(o.dtype)
+    """Multiply each row of o (b, h, t, e) by e^log_weight (b, h, t), in two halves, which overflow later. A row of zeros stays
+    one whatever its weight, and passes no infinite gradient on."""
+    if log_weight is None:
+        return o
+    most = math.log(torch.finfo(log_weight.dtype).max)
+    nothing = (o == 0).all(-1) & (log_weight > most)
+    half = (0.5 * log_weight).clamp(max=most).masked_fill(nothing, -torch.inf).exp()[..., None]
+    return (o * half * half).to(o.dtype)
 
 
 def _declared(phi: FeatureMap, q: Tensor, k: Tensor) -> Projected:
