@@ -55,7 +55,10 @@ class Helpers {
         job = job_;
       }
       // woken for another job, of more members, this one may find a smaller one
-      if (member < job->members) job->work(member, Team::Member(job->team));
+      if (member < job->members) try {
+        job->work(member, Team::Member(job->team));
+      } catch (const NoPhaseLeft&) {  // the caller's thread says so
+      }
     }
   }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 
 #include "kernels.h"
 
@@ -33,6 +34,11 @@ inline void wait_while(const std::atomic<std::uint32_t>& at, std::uint32_t old) 
   at.wait(old, std::memory_order_acquire);
 }
 
+/// A team went through all of its phases and has still work to do: whoever counted them counted wrong.
+struct NoPhaseLeft : std::runtime_error {
+  NoPhaseLeft() : std::runtime_error("a step has more phases than its threads were given, which is an error in tarnn: please report it. torch.set_num_threads(1) avoids it.") {}
+};
+
 /// Threads that go through the same phases. Each phase is a number of tasks, which whoever is there takes; the last to
 /// finish one does what follows, alone, and lets all go on. So it needs no particular number of threads: one that the
 /// system holds up between two tasks is not missed. One that is held up within a task is waited for, and noticed.
@@ -43,21 +49,22 @@ class Team {
   };
 
  public:
-  explicit Team(Index num_phases) : phases_(num_phases ? new Phase[static_cast<std::size_t>(num_phases)] : nullptr) {}
+  explicit Team(Index num_phases) : num_phases_(num_phases), phases_(num_phases ? new Phase[static_cast<std::size_t>(num_phases)] : nullptr) {}
 
   /// How long threads waited for those that the system held up: each time longer than their own part of the phase had taken.
   Clock::duration held_up() const { return Clock::duration(held_up_.load(std::memory_order_relaxed)); }
 
-  /// One thread's way through the phases; in a team without phases it does all tasks itself.
+  /// One thread's way through the phases; in a team without phases it does all tasks itself. Behind the last one all throw NoPhaseLeft.
   class Member {
    public:
-    explicit Member(Team& team) : team_(&team), at_(team.phases_.get()) {}
+    explicit Member(Team& team) : team_(&team), at_(team.phases_.get()), end_(at_ + team.num_phases_) {}
     template <typename F, typename G>
     void phase(Index tasks, F task, G then) {
       if (!at_) {
         for (Index i = 0; i < tasks; ++i) task(i);
         return then();
       }
+      if (at_ == end_) throw NoPhaseLeft();
       Phase& p = *at_++;
       const Clock::time_point began = Clock::now();
       bool worked = false;
@@ -80,10 +87,11 @@ class Team {
 
    private:
     Team* team_;
-    Phase* at_;
+    Phase *at_, *end_;
   };
 
  private:
+  Index num_phases_;
   std::unique_ptr<Phase[]> phases_;
   std::atomic<Clock::rep> held_up_{0};
 };

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,26 @@ void jobs(Index times, Index members) {
   }
 }
 
+/// A job that goes through more phases than its team has ends in an error, on the caller's thread alone; the next is done.
+void too_many_phases() {
+  for (int again = 0; again < 20; ++again) {
+    auto job = std::make_shared<Job>(2, 3);
+    std::atomic<long> done{0};
+    job->work = [&](Index, Team::Member at) {
+      for (Index phase = 0; phase < 3; ++phase) at.phase(6, [&](Index) { ++done; }, [] {});
+    };
+    bool refused = false;
+    try {
+      run_job(job);
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+    expect(refused, "a phase beyond the last is refused");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for helpers that come late
+    expect(done == 12, "no task of a phase that isn't there is run");
+  }
+}
+
 /// Held up for a minute, it is back at all threads in about a second.
 void a_long_stop() {
   Prudence prudence;
@@ -66,6 +87,8 @@ int main() {
   std::thread other(jobs, 100, 3);
   jobs(100, 4);
   other.join();
+  too_many_phases();
+  jobs(1, 4);
   std::puts("fine");
   return 0;
 }
