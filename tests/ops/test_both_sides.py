@@ -201,6 +201,21 @@ def test_both_derivatives(decay, packed):
     assert torch.autograd.gradgradcheck(f, tensors, fast_mode=True)
 
 
+class Exported(torch.nn.Module):
+    def forward(self, q, k, v, decay):
+        return linear_attention(q, k, v, feature_maps.Elu(), causal=False, log_decay=decay, log_decay_back=decay)
+
+
+@pytest.mark.compile
+def test_it_is_exported_for_two_tokens_and_more(device):
+    q, k, v = (torch.randn(1, 2, 9, n, device=device) for n in (4, 4, 5))
+    given, t = (q, k, v, -torch.rand(1, 2, 9, device=device)), torch.export.Dim("t", min=2)
+    program = torch.export.export(Exported(), given, dynamic_shapes=[{2: t}] * 4).module()
+    for n in (2, 3, 9):
+        short = [x[:, :, :n] for x in given]
+        torch.testing.assert_close(program(*short), Exported()(*short))
+
+
 @pytest.mark.compile
 @pytest.mark.thorough
 @pytest.mark.one_path

@@ -158,3 +158,29 @@ def test_refusals(tokens, error, words):
         both_sides(*tensors(), global_tokens=tokens)
     with pytest.raises(ValueError, match="global_tokens need causal=False"):
         both_sides(*tensors(), causal=True, global_tokens=torch.tensor([0]))
+
+
+@pytest.mark.compile
+def test_a_graph_does_not_hold_how_many_there_are():
+    """torch.compile breaks the graph there; asked for a whole one it says why not."""
+    tensors_of_a_call, places = tensors(dtype=torch.float32, t=20), marks([3], [3, 8], t=20)
+
+    def f(q, k, v, places):
+        return both_sides(q, k, v, tarnn.Elu(), global_tokens=places)
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"counts its global tokens.*fullgraph=True leave out global_tokens"):
+        torch.compile(f, fullgraph=True, backend="eager")(*tensors_of_a_call, places)
+    with pytest.raises(ValueError, match="counts its global tokens"):
+        torch.export.export(Whole(f), (*tensors_of_a_call, places))
+    found = torch.compile(f, backend="eager")(*tensors_of_a_call, places)
+    assert close(found, f(*tensors_of_a_call, places), 1e-5)
+
+
+class Whole(torch.nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, *given):
+        return self.f(*given)

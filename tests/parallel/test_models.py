@@ -81,6 +81,15 @@ def test_training_is_that_of_one_process(processes, name):
     check(processes, CASES[name])
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["half of the layers softmax", "a decay to either side"])
+def test_compiled_models_compute_the_same(processes, name):
+    case = CASES[name]
+    whole, parts = by_one(case), processes.run(on_rank, replace(case, compiled=True), ranks=4)
+    parts = joined(case, parts)
+    assert max(relative_error(parts[x], whole[x]) for x in whole if x != "loss") < 1e-12
+
+
 def test_frames_that_are_cut_within_a_position(processes):
     case = replace(CASES["transcripts of frames"], lengths=(7, 5, 0, 17))
     for outcome in processes.outcomes(on_rank, case):

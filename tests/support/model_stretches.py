@@ -27,6 +27,7 @@ class Model:
     labels: bool = True
     prefill: bool = False
     checkpointed: bool = False
+    compiled: bool = False
 
     def build(self) -> nn.Module:
         from tarnn import models
@@ -38,6 +39,8 @@ class Model:
         model = getattr(models, self.head)(config).double()
         if self.checkpointed:
             model.activation_checkpointing_enable()
+        if self.compiled:
+            model.compile(backend="aot_eager")
         return model.train()
 
     def inputs(self) -> Tensors:

@@ -15,31 +15,26 @@ class Backwards:
     """
 
     def __init__(self, num_tokens: int, cu_seqlens: Int[Tensor, " n_plus_1"] | None, device: torch.device):
-        self.packed, self.some = cu_seqlens is not None, min(num_tokens, 1)
-        self.others = num_tokens - self.some
-        if cu_seqlens is not None:
-            token = torch.arange(num_tokens, device=device)
+        token = torch.arange(num_tokens, device=device)
+        if cu_seqlens is None:  # all have t places: torch.export would hold t − 1 to be no 1
+            self.turned, self.is_last = token.flip(0), token == num_tokens - 1
+            self.is_first = self.is_last
+        else:
             self.turned = turned_around(token, cu_seqlens)  # the token in each place, and the place of each token
             self.is_first = torch.isin(self.turned, cu_seqlens[:-1])
             self.is_last = torch.isin(token + 1, cu_seqlens[1:])
 
     def keys(self, x: Shaped[Tensor, "..."], dim: int = 2, *, of_none: float | bool = 0.0) -> Shaped[Tensor, "..."]:
         """What belongs to keys, time along `dim`. (Every place has one.)"""
-        if self.packed:
-            return x.index_select(dim, self.turned)
-        return x.narrow(dim, self.some, self.others).flip(dim)
+        return x.index_select(dim, self.turned)
 
     def queries(self, x: Shaped[Tensor, "b h t ..."]) -> Shaped[Tensor, "b h places ..."]:
         """What belongs to queries; zeros in places that no query has."""
-        if self.packed:
-            return x.index_select(2, (self.turned - 1).clamp(min=0)).masked_fill(_like(x, self.is_first), 0.0)
-        return x.narrow(2, 0, self.others).flip(2)
+        return x.index_select(2, (self.turned - 1).clamp(min=0)).masked_fill(_like(x, self.is_first), 0.0)
 
     def outputs(self, o: Shaped[Tensor, "b h places ..."], of_none: float = 0.0) -> Shaped[Tensor, "b h t ..."]:
         """What came out, by token; `of_none` for those that have nothing behind them."""
-        if self.packed:
-            return o.index_select(2, self.turned.roll(-1)).masked_fill(_like(o, self.is_last), of_none)
-        return torch.cat([o.flip(2), o.new_full((*o.shape[:2], self.some, *o.shape[3:]), of_none)], 2)
+        return o.index_select(2, self.turned.roll(-1)).masked_fill(_like(o, self.is_last), of_none)
 
 
 def _like(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """The processes that share sequences, and whether ops take their inputs as stretches of them."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from tarnn.errors import UserError
@@ -77,13 +78,16 @@ def sequence(group: Any = None) -> Iterator[Ranks]:
     sum of the ranks' losses, with regard to what this rank was given: those of weights have to be summed over ranks, as
     DistributedDataParallel does.
 
+    What torch.compile has compiled runs as if it were not: graphs don't hold what ranks exchange.
+
     group: a process group of torch.distributed, or one dimension of a device mesh (FSDP2's, accelerate's); None: all processes.
     """
     global _active
     ranks, before = Ranks(group), _active
     _active = ranks if ranks.size > 1 else None
     try:
-        yield ranks
+        with nullcontext() if _active is None else torch.compiler.set_stance("force_eager"):
+            yield ranks
     finally:
         _active = before
 

@@ -99,8 +99,18 @@ def with_apart(keys: Keys, apart: Tensor) -> Keys:
     )
 
 
+COUNTED = (
+    "hybrid_attention counts its global tokens (or exact queries), which no graph holds: for torch.export and fullgraph=True "
+    "leave out global_tokens and exact_queries, and take sinks for first tokens."
+)
+
+
 def find_marked(marks: Tensor) -> tuple[Tensor, Tensor]:
     """Where each row of marks (b, t) is True, (b, n) in order, and which of these n are such: rows may have fewer."""
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=COUNTED)
+    elif torch.compiler.is_exporting():
+        raise ValueError(COUNTED)
     n = int(marks.sum(-1).max()) if marks.numel() else 0
     index = (~marks).to(torch.int8).argsort(dim=-1, stable=True)[:, :n]
     return index, marks.gather(1, index)
