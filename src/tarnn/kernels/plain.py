@@ -10,8 +10,8 @@ _KINDS = (Tensor, nn.Parameter)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x has data and nothing traces what is done with it: no torch.compile, no transform, no dispatch mode."""
-    if torch.compiler.is_compiling() or type(x) not in _KINDS:
+    """Whether x has data and nothing traces what is done with it: no torch.compile, torch.jit, transform or dispatch mode."""
+    if torch.compiler.is_compiling() or type(x) not in _KINDS or torch._C._is_tracing():
         return False
     return not (is_transformed() or torch._C._len_torch_dispatch_stack())
 

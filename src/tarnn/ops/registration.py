@@ -69,7 +69,7 @@ class Op:
             results = _Light.apply(self, backend, call, with_state, *present(call))
             names = self.handed_out if with_state else self.handed_out[:1]
             return self.nothing._replace(**dict(zip(names, results if with_state else (results,))))
-        if is_transformed() or self.forward_op is None:
+        if is_transformed() or self.forward_op is None or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
             return self.eager.forward(call)
         return self.outputs(*self.forward_op(*call))
 
