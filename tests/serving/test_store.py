@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.stored import KINDS, same, served, snapshot_after
+from support.stored import KINDS, same, served, snapshot_after, snapshot_of
 
 from tarnn.decoding.state_file import load_state
 from tarnn.serving.snapshot import Snapshot
@@ -179,8 +179,22 @@ def test_held_states_make_room_for_held_ones_alone(linear):
     assert store.get("a", first.id) is not None
     with pytest.raises(UnknownState, match="there is no state"):
         store.get("b", second.id)
-    with pytest.raises(StoreFull, match="larger than the memory, 99 bytes, and there is no folder"):
+    with pytest.raises(StoreFull, match=r"in a memory of 99 bytes.* there is no folder"):
         StateStore(linear, memory=99).hold("a", snapshot_after(linear, TOKENS))
+
+
+def test_one_key_pushes_out_no_state_of_one_that_has_less(linear):
+    """Where states are held in memory alone. A state that is more than others have in all is refused."""
+    size = StateStore(linear).hold("a", snapshot_after(linear, TOKENS)).bytes + 4_000
+    store = StateStore(linear, memory=12 * size)
+    few = [store.hold("b", snapshot_after(linear, [token, 2])) for token in range(3)]
+    for token in range(40):
+        store.hold("a", snapshot_after(linear, [token, 1]))
+    assert store.list("b") == few
+    assert 3 < len(store.list("a")) < 40
+    with pytest.raises(StoreFull, match="no room"):
+        store.hold("c", snapshot_of(linear, np.arange(12 * size // 4 - 3000) % 97))
+    assert store.list("b") == few
 
 
 def test_held_states_expire(linear, monkeypatch):

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from support.stored import same, served, snapshot_after
+from support.stored import same, served, snapshot_after, snapshot_of
 
 from tarnn.decoding.state_file import load_state
 from tarnn.errors import UserError
@@ -199,6 +199,34 @@ def test_the_disk_has_a_bound(linear, open_store, tmp_path):
         store.get("a", held.id)
     assert store.get("a", "id79").tokens.tolist() == [79, 1]
     assert store.stats.disk_states == len(files(tmp_path)) == store.stats.held < 80
+
+
+@pytest.mark.parametrize("text", ["long", "uploaded", "noted"])
+def test_one_key_pushes_out_no_state_of_one_that_has_less(linear, open_store, text):
+    """What counts is all that a key makes the folder hold: files, tokens, and notes; and then half of it is another's."""
+    store = open_store(disk=500_000)
+    few = [store.hold("b", snapshot_after(linear, [token, 2])) for token in range(5)]
+    for number in range(60):
+        long = np.append(np.full(3000, number), ids([7])) if text == "long" else ids([number, 1])
+        snapshot = snapshot_of(linear, long)
+        if text == "uploaded":
+            store.add("a", store.export("c", store.hold("c", snapshot).id))
+        else:
+            store.hold("a", snapshot, note="x" * 12_000 if text == "noted" else "")
+    assert [x.id for x in store.list("b")] == [x.id for x in few]
+    assert 1 < len(store.list("a")) < 60
+    assert store.stats.disk_bytes <= 500_000
+
+
+def test_a_key_has_its_share_of_a_folder_that_another_has_filled(linear, open_store):
+    store = open_store(disk=400_000)
+    for number in range(60):
+        store.hold("a", snapshot_of(linear, [number, 1]))
+    before = len(store.list("a"))
+    for number in range(60):
+        store.hold("b", snapshot_of(linear, [number, 2]))
+    assert len(store.list("a")) == pytest.approx(before / 2, abs=3)
+    assert len(store.list("b")) == pytest.approx(before / 2, abs=3)
 
 
 def test_memory_goes_to_the_disk_before_it_is_full(linear, open_store):

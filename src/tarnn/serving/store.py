@@ -204,7 +204,8 @@ class StateStore:
                 return hold.info
         bound = self._memory.bound
         raise StoreFull(
-            f"a state of {packed.nbytes:,} bytes is larger than the memory, {bound:,} bytes, and {trouble}."
+            f"there is no room for a state of {packed.nbytes + tokens.nbytes:,} bytes in a memory of {bound:,} bytes, where "
+            f"those who have less keep theirs, and {trouble}."
         )
 
     def _check_free(self, hold: Hold) -> None:

@@ -127,7 +127,7 @@ class Disk:
                     flush(self._path(known.file))
                 return known.file
             data = self._packer.encode(job.packed, job.tokens, job.owner)
-            self._make_room(len(data) + job.tokens.nbytes, held=job.hold is not None)
+            self._make_room(len(data) + job.tokens.nbytes, None if job.hold is None else job.hold.tenant)
             return self._write(data, durable=job.hold is not None)
         except (OSError, sqlite3.Error) as error:
             job.outcome = error
@@ -150,7 +150,7 @@ class Disk:
                 return name
             except OSError as error:
                 beside.unlink(missing_ok=True)
-                if error.errno not in FULL or tries == TRIES or not self._evict(len(data), held=False):
+                if error.errno not in FULL or tries == TRIES or not self._evict(len(data)):
                     raise
         raise AssertionError("the last try returns or raises")
 
@@ -165,20 +165,32 @@ class Disk:
         except (LookupError, OSError, sqlite3.IntegrityError) as error:
             return error
 
-    def _make_room(self, size: int, *, held: bool) -> None:
-        """Room for a new file within the bound. held: for one that may push out others that are held."""
+    def _make_room(self, size: int, holder: str | None) -> None:
+        """Room for a new file within the bound. holder: of one that may push out others that are held: of those who have the
+        most, so that nobody pushes out a state of somebody who has less."""
         while (surplus := self.writing.sizes()[1] + size - self.bound) > 0:
             surplus += self.bound // SLACK
-            if not self._evict(surplus, held=False) and not (held and self._evict(surplus, held=True)):
+            if not self._evict(surplus) and not (
+                holder is not None and self._evict(surplus, self._largest(size, holder))
+            ):
                 raise NoRoom(
                     errno.ENOSPC, f"the store's bound of {self.bound:,} bytes leaves no room for {size:,} more"
                 )
 
-    def _evict(self, surplus: int, *, held: bool) -> bool:
-        """Let the least useful states go, until there are so many bytes less. False where there is none to go."""
+    def _largest(self, size: int, holder: str) -> str:
+        """Who has the most, when this one has so many bytes more."""
+        shares = self.writing.shares()
+        shares[holder] = shares.get(holder, 0) + size
+        return max(shares, key=shares.__getitem__)
+
+    def _evict(self, surplus: int, held_by: str | None = None) -> bool:
+        """Let the least useful states go, until there are so many bytes less. False where there is none to go.
+
+        held_by: those of this tenant's that are held; None: those that nobody holds.
+        """
         names = []
         with self.writing.change():
-            for row in self.writing.least(SAMPLE, held=held):
+            for row in self.writing.least(SAMPLE, held_by=held_by):
                 names.append(self.writing.forget(row.id, "it had to make room for others"))
                 surplus -= row.bytes
                 if surplus <= 0:

@@ -59,6 +59,19 @@ class HoldRow(NamedTuple):
     gone: str
 
 
+TENANT = "substr(owner, instr(owner, '/') + 1)"  # of a root
+SHARES = f"""
+    WITH RECURSIVE places(root, id, bytes) AS (
+        SELECT node, node, 0 FROM roots
+        UNION ALL SELECT p.root, n.id, length(n.tokens) FROM places p JOIN nodes n ON n.parent = p.id
+    ),
+    parts(tenant, bytes) AS (
+        SELECT {TENANT}, p.bytes FROM places p JOIN roots r ON r.node = p.root
+        UNION ALL SELECT {TENANT}, s.bytes FROM states s JOIN roots r ON r.node = s.root
+        UNION ALL SELECT tenant, length(note) FROM holds
+    )
+    SELECT tenant, SUM(bytes) FROM parts GROUP BY tenant
+"""
 STATE = "SELECT id, s.node, file, bytes, end, owner FROM states s JOIN roots r ON r.node = s.root WHERE "
 HOLD = "SELECT id, name, model, state, seal, tokens, bytes, created, used, parent, note, gone FROM holds WHERE tenant = ? AND "
 HELD = "UPDATE states SET held = (SELECT COUNT(*) FROM holds WHERE state = ?1) WHERE id = ?1"
@@ -151,6 +164,11 @@ class Index:
             (pages,), (size,) = (self.db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
         return count, total + pages * size, held
 
+    def shares(self) -> dict[str, int]:
+        """Bytes of each tenant's states, of all models: their files, their tokens, and what is noted of them."""
+        with self.lock:
+            return dict(self.db.execute(SHARES).fetchall())
+
     def files(self) -> set[str]:
         with self.lock:
             return {file for (file,) in self.db.execute("SELECT file FROM states")}
@@ -212,12 +230,16 @@ class Index:
         for row in self._states("file = ?", file):
             self.forget(row.id, why)
 
-    def least(self, count: int, *, held: bool) -> list[StateRow]:
+    def least(self, count: int, *, held_by: str | None) -> list[StateRow]:
         """Of the states that were not used for longest those least useful, worst first: by the tokens to be read again
-        without them, and the time since their last use. held: those that clients have an id for, or those that nobody has."""
+        without them, and the time since their last use. held_by: those that this tenant has an id for; None: those that nobody
+        has."""
         now = time.time()
         with self.lock:
-            rows = self._states("(held > 0) = ? ORDER BY used LIMIT ?", held, count)
+            if held_by is None:
+                rows = self._states("(held > 0) = 0 ORDER BY used LIMIT ?", count)
+            else:
+                rows = self._states(f"(held > 0) = 1 AND {TENANT} = ? ORDER BY used LIMIT ?", held_by, count)
             ages = {
                 row: now - self.db.execute("SELECT used FROM states WHERE id = ?", row[:1]).fetchone()[0]
                 for row in rows

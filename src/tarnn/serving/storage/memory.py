@@ -1,6 +1,7 @@
 """States in memory: within a bound of bytes, found by the tokens that they have seen."""
 
 import random
+from collections import Counter
 
 from tarnn.serving.storage.packed import Packed
 from tarnn.serving.storage.tree import Node, Tokens, Tree
@@ -25,6 +26,10 @@ class Entry:
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes + ENTRY_BYTES
+
+    @property
+    def tenant(self) -> str:
+        return self.owner.partition("/")[2]
 
 
 class Memory:
@@ -104,7 +109,7 @@ class Memory:
         """The state to be dropped next where there is too much; None where all fits, or nothing but the new one could go.
 
         The one with the least tokens to be read again, by the time since its last use. Those that clients have an id
-        for, and that are nowhere else, make room for each other only.
+        for, and that are nowhere else, make room for each other only: those of the client who has the most.
         """
         if self.nbytes <= self.bound:
             return None
@@ -112,7 +117,13 @@ class Memory:
         for some in (drawn, self.entries):
             if free := [x for x in some if not x.holds and x is not new]:
                 return min(free, key=self.worth)
-        return min((x for x in self.entries if x is not new), key=self.worth, default=None) if new.holds else None
+        if not new.holds:
+            return None
+        shares: Counter[str] = Counter()
+        for x in self.entries:
+            shares[x.tenant] += x.nbytes + x.node.tokens.nbytes
+        [(most, _)] = shares.most_common(1)
+        return min((x for x in self.entries if x is not new and x.tenant == most), key=self.worth, default=None)
 
     def worth(self, entry: Entry) -> float:
         """Tokens that would have to be read again without it, by how long ago it was of use."""
