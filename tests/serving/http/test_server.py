@@ -125,3 +125,28 @@ def test_a_half_sent_body_holds_no_end_up(live):
         assert half.recv(2**14).startswith(b"HTTP/1.1 503")
         live.thread.join(20)
         assert not live.thread.is_alive()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_sends_no_more_is_answered(live, stream):
+    """A client that has closed its own side, as nc does, still reads."""
+    body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": stream}
+    with live.connect(post(body)) as half:
+        half.shutdown(socket.SHUT_WR)
+        data = b""
+        while piece := half.recv(2**16):
+            data += piece
+    assert b"HTTP/1.1 200 OK" in data
+    assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("prompt", ["x", "x" * 500_000], ids=["written", "read"])
+def test_who_is_gone_is_not_answered(live, stream, prompt):
+    body = {"prompt": prompt, "max_tokens": 200_000, "ignore_eos": True, "stream": stream}
+    with live.connect(post(body)):
+        live.until(lambda: live.engine.stats.tokens_read)
+    live.until(lambda: not (live.engine.stats.running or live.engine.stats.waiting or live.engine.stats.parked))
+    assert live.engine.stats.tokens_written < 200_000
+    assert live.engine.stats.tokens_read < 500_000
+    live.until(lambda: not live.app.state.inside)
