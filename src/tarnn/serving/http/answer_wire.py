@@ -33,6 +33,15 @@ class TokenUsage(Shape):
     prompt_tokens_details: CachedTokens
 
 
+class Head(Shape):
+    """What each answer for text begins with, and each chunk of one."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
 class CompletionLogprobs(Shape):
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -47,14 +56,25 @@ class CompletionChoice(Shape):
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(Shape):
-    id: str
+class Completion(Head):
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: TokenUsage
+
+
+class CompletionChunkChoice(Shape):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionChunk(Head):
+    """usage: in the last chunk, which has no choices, or in each, as stream_options say."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: TokenUsage | None = None
 
 
 class LikelyToken(Shape):
@@ -85,14 +105,32 @@ class ChatChoice(Shape):
     finish_reason: Literal["stop", "length"]
 
 
-class ChatCompletion(Shape):
-    id: str
+class ChatCompletion(Head):
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: TokenUsage
+
+
+class ChatDelta(Shape):
+    """role: in the first of a choice."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(Shape):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatChunk(Head):
+    """usage: as in a `CompletionChunk`."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: TokenUsage | None = None
 
 
 class ModelObject(BaseModel):

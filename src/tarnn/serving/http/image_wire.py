@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from tarnn.serving.http.wire import Drawn
 
@@ -85,3 +85,7 @@ class PartialImage(StreamedImage):
 class CompletedImage(StreamedImage):
     type: Literal["image_generation.completed"] = "image_generation.completed"
     usage: ImageUsage
+
+
+class ImageEvent(RootModel[PartialImage | CompletedImage]):
+    """The data of an event of images that are streamed."""

@@ -21,8 +21,8 @@ Model = type[BaseModel]
 class Operation:
     """name: of the operation, one word. body, answer: JSON of these shapes. query: the parameters behind the path.
 
-    streams: whether the answer may be server-sent events. other_bodies, other_answers: types beside, or instead of, JSON.
-    optional: whether the body may be left out.
+    events: the data of an event, where the answer may be server-sent events. other_bodies, other_answers: types beside, or
+    instead of, JSON. optional: whether the body may be left out.
     """
 
     method: str
@@ -32,7 +32,7 @@ class Operation:
     body: Model | None = None
     answer: Model | None = None
     query: Model | None = None
-    streams: bool = False
+    events: Model | None = None
     optional: bool = False
     other_bodies: tuple[str, ...] = ()
     other_answers: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ OPERATIONS = (
         "Continue a text",
         wire.CompletionRequest,
         answers.Completion,
-        streams=True,
+        events=answers.CompletionChunk,
     ),
     Operation(
         "POST",
@@ -59,7 +59,7 @@ OPERATIONS = (
         "Answer a conversation",
         wire.ChatRequest,
         answers.ChatCompletion,
-        streams=True,
+        events=answers.ChatChunk,
     ),
     Operation(
         "POST",
@@ -68,7 +68,7 @@ OPERATIONS = (
         "Answer, and remember the conversation as a state",
         responses.ResponseRequest,
         responses.ResponseObject,
-        streams=True,
+        events=responses.ResponseEvent,
     ),
     Operation("GET", "/v1/responses/{id}", "getResponse", "A response", answer=responses.ResponseObject),
     Operation("DELETE", "/v1/responses/{id}", "deleteResponse", "Forget a response", answer=responses.DeletedResponse),
@@ -80,7 +80,7 @@ OPERATIONS = (
         states.StateRequest,
         states.StateObject,
         states.StateQuery,
-        streams=True,
+        events=states.StateProgress,
         other_bodies=(TEXT, BYTES),
     ),
     Operation("GET", "/v1/states", "listStates", "All states", answer=states.StateList, query=states.ListQuery),
@@ -112,7 +112,7 @@ OPERATIONS = (
         "Draw images",
         images.ImageRequest,
         images.ImageList,
-        streams=True,
+        events=images.ImageEvent,
     ),
     Operation("GET", "/v1/models", "listModels", "The models", answer=answers.ModelList),
     Operation("GET", "/v1/models/{name}", "getModel", "A model", answer=answers.ModelObject),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from tarnn.serving.http.wire import MOST_LOGPROBS, Sampled, Several, Wire, plain_message
 
@@ -168,3 +168,49 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class NumberedEvent(BaseModel):
+    """sequence_number: from 0 on."""
+
+    sequence_number: int
+
+
+class StatusEvent(NumberedEvent):
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    ]
+    response: ResponseObject
+
+
+class ItemEvent(NumberedEvent):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: Literal[0]
+    item: OutputMessage
+
+
+class TextEvent(NumberedEvent):
+    item_id: str
+    output_index: Literal[0]
+    content_index: Literal[0]
+
+
+class PartEvent(TextEvent):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: OutputText
+
+
+class DeltaEvent(TextEvent):
+    type: Literal["response.output_text.delta"]
+    delta: str
+    logprobs: list[dict[str, Any]]
+
+
+class DoneEvent(TextEvent):
+    type: Literal["response.output_text.done"]
+    text: str
+    logprobs: list[dict[str, Any]]
+
+
+class ResponseEvent(RootModel[StatusEvent | ItemEvent | PartEvent | DeltaEvent | DoneEvent]):
+    """The data of an event of a streamed response."""

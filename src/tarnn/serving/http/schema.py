@@ -23,7 +23,7 @@ KEYS = {"key": {"type": "http", "scheme": "bearer", "description": "A line of th
 def document(with_keys: bool) -> Fields:
     """The whole description. with_keys: whether the server has keys, so that one must be sent."""
     bodies = by_name(op.body for op in OPERATIONS)
-    answers = by_name([ErrorAnswer, *(op.answer for op in OPERATIONS)])
+    answers = by_name([ErrorAnswer, *(x for op in OPERATIONS for x in (op.answer, op.events))])
     asked, asked_shapes = models_json_schema([(x, "validation") for x in bodies], ref_template=PLACE)
     told, told_shapes = models_json_schema([(x, "serialization") for x in answers], ref_template=PLACE)
     shapes = {model: schema for (model, _), schema in (asked | told).items()}
@@ -58,8 +58,9 @@ def described(operation: Operation, shapes: Mapping[Any, Fields]) -> Fields:
     answers: Fields = {kind: {"schema": {}} for kind in operation.other_answers}
     if operation.answer is not None:
         answers[JSON] = {"schema": shapes[operation.answer]}
-    if operation.streams:
-        answers[EVENTS] = {"schema": {"type": "string"}}
+    if operation.events is not None:
+        data = [shapes[operation.events], shapes[ErrorAnswer]]
+        answers[EVENTS] = {"schema": {"anyOf": data, "description": "The data of an event; the last one is [DONE]."}}
     error = {"content": {JSON: {"schema": shapes[ErrorAnswer]}}}
     whole["responses"] = {
         "200": {"description": "Done.", "content": answers},
