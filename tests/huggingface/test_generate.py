@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
 
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.huggingface.versions import cache_of
 
 kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 GREEDY = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
@@ -76,12 +77,33 @@ def test_continuation_from_a_cache(model, ids):
     x = ids(1, 5)
     whole = generate(model, x, max_new_tokens=8)
     first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
-    again = generate(model, first.sequences, cache=first.cache, max_new_tokens=5)
+    again = generate(model, first.sequences, cache=cache_of(first), max_new_tokens=5)
     assert torch.equal(again, whole)
     first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
     longer = torch.cat([first.sequences, ids(1, 4)], dim=1)
     expected = generate(model, longer)
     assert torch.equal(generate(model, longer, cache=first.cache), expected)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("given", ["input_ids", "inputs_embeds", "first"])
+def test_right_padding_changes_nothing(model, ids, beams, given):
+    """Each row goes on as if it had been alone, and the prompts come back as they were."""
+    x, mask = ids(2, 6), torch.ones(2, 6, dtype=torch.int64)
+    mask[1, 4:] = 0
+    x = torch.where(mask.bool(), x, 0)
+    options = {"num_beams": beams, "pad_token_id": 0, "attention_mask": mask} | GREEDY
+    if given == "first":
+        y = model.generate(x, **options)
+    else:
+        y = model.generate(**{given: x if given == "input_ids" else model.get_input_embeddings()(x)}, **options)
+    new = y[:, -6:]
+    assert given == "inputs_embeds" or torch.equal(y[:, :6], x)
+    for row, n in ((0, 6), (1, 4)):
+        alone = generate(model, x[row : row + 1, :n], num_beams=beams, pad_token_id=0)
+        assert torch.equal(new[row], alone[0, n:])
+    found = model.generate(x, return_dict_in_generate=True, **options)
+    assert torch.equal(found.sequences[:, :6], x)
 
 
 @pytest.mark.parametrize("padded", [False, True])

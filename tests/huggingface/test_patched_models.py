@@ -7,11 +7,12 @@ import textwrap
 
 import pytest
 import torch
-from support.linear_families import FAMILIES, PADDED, TOKENS, in_turns, linear_model, whole
-from transformers import DataCollatorWithFlattening, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from support.linear_families import FAMILIES, PADDED, TOKENS, WITHOUT, in_turns, linear_model, whole, with_gaps
+from transformers import DataCollatorWithFlattening, DynamicCache, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 import tarnn
+from tarnn.huggingface.versions import as_called
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SOME = ["Qwen3-Next", "Kimi Linear", "Mamba-2", "Mamba", "LFM2", "MiniMax", "RecurrentGemma"]
@@ -43,6 +44,69 @@ def test_generate(name):
         ours = model.generate(ids, attention_mask=mask, **options)
     assert torch.equal(ours[0], first[0])
     assert torch.equal(ours[1, PADDED:], second[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gap", [[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1]])
+@pytest.mark.parametrize("name", [x for x in FAMILIES if (x, "right") not in WITHOUT])
+def test_padding_among_the_new_tokens_of_a_cache(name, gap):
+    """The second row, as if it had been alone."""
+    model = linear_model(name)
+    with tarnn.patch_transformers():
+        found = with_gaps(model, gap)
+        expected = whole(model, TOKENS[1:, : found.shape[1]])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Falcon-H1", "Mamba-2", "Granite 4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_sixteen_bits(name, dtype):
+    model = linear_model(name)
+    with tarnn.patch_transformers(), torch.no_grad():
+        expected = whole(model, TOKENS[:, :20])
+        found = whole(model.to(dtype), TOKENS[:, :20])
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}])
+def test_padded_prompts_without_a_cache_or_with_another(name, options):
+    if "cache_implementation" in options and name in ("MiniMax", "RecurrentGemma"):
+        pytest.skip("transformers has no static cache for it")
+    model, mask = linear_model(name), torch.ones(2, 20, dtype=torch.int64)
+    mask[1, :5] = 0
+    ids = torch.where(mask.bool(), TOKENS[:, :20], 0)
+    usual = {"attention_mask": mask, "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    with tarnn.patch_transformers():
+        assert torch.equal(model.generate(ids, **usual, **options), model.generate(ids, **usual))
+
+
+def test_gradient_checkpointing_reaches_the_layers_of_jamba():
+    """What is checkpointed runs twice."""
+    model, calls = linear_model("Jamba").train(), []
+    model.gradient_checkpointing_enable()
+    with tarnn.patch_transformers():
+        mixers = [x for x in model.modules() if type(x).__name__ == "JambaMambaMixer"]
+        for mixer in mixers:
+            mixer.register_forward_hook(lambda *_: calls.append(1))
+        found = gradients(model)
+        assert len(calls) == 2 * len(mixers) > 0
+        with pytest.raises(ValueError, match="Turn gradient checkpointing off"):
+            model(input_ids=TOKENS, position_ids=torch.arange(70).expand(2, -1) % 35, use_cache=False)
+    model.gradient_checkpointing_disable()
+    assert_same(found, gradients(model))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])
+def test_layers_of_caches_keep_their_types(name):
+    model = linear_model(name)
+    with tarnn.patch_transformers(), torch.no_grad():
+        plain, recorded = (DynamicCache(config=model.config) for _ in range(2))
+        recorded.activate_past_recording()
+        kinds = [type(x) for x in plain.layers]
+        for cache in (plain, recorded):
+            model(TOKENS[:, :20], **as_called(model.forward, cache))
+            assert [type(x) for x in cache.layers] == kinds
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])

@@ -180,13 +180,14 @@ def test_compiled_models(originals, models):
         torch.testing.assert_close(whole(compiled, x), theirs)
 
 
-def test_gaps_in_a_row_that_continues_are_refused(originals, models):
+def test_gaps_in_a_row_that_continues_a_recording_are_refused(originals, models):
     model = models[0]
     with tarnn.patch_transformers(), torch.no_grad():
         cache = cache_of(model(input_ids=TOKENS[:, :5], use_cache=True))
+        cache.activate_past_recording()
         mask = torch.ones(2, 9, dtype=torch.int64)
         mask[1, 5:7] = 0
-        with pytest.raises(ValueError, match="padding among their new tokens"):
+        with pytest.raises(ValueError, match="padding among their new tokens while it records"):
             model(input_ids=TOKENS[:, 5:9], **{CACHE: cache}, attention_mask=mask)
 
 

@@ -183,6 +183,26 @@ def right_padded(model, more=3):
     return torch.cat(outputs, dim=1)
 
 
+def with_gaps(model, gap, more=2):
+    """The outputs at the real tokens of the second row, which goes on with a cache and has padding among its new tokens."""
+    new, start = torch.tensor([[1] * 6, gap]), 30
+    real = new[1].bool()
+    texts = TOKENS[:, :start]
+    out, cache = forward(model, texts, None, torch.arange(start).expand(2, -1))
+    outputs, taken = [out[1:]], start + int(real.sum())
+    ids = torch.zeros(2, 6, dtype=torch.int64)
+    ids[0], ids[1, real] = TOKENS[0, start : start + 6], TOKENS[1, start:taken]
+    mask = torch.cat([torch.ones(2, start, dtype=torch.int64), new], 1)
+    out, cache = forward(model, ids, cache, (mask.cumsum(1) - 1)[:, start:], attention_mask=mask)
+    outputs.append(out[1:, real])
+    for i in range(more):
+        mask = torch.cat([mask, mask.new_ones(2, 1)], dim=1)
+        token = torch.stack([TOKENS[0, start + 6 + i], TOKENS[1, taken + i]])[:, None]
+        out, cache = forward(model, token, cache, (mask.cumsum(1) - 1)[:, -1:], attention_mask=mask)
+        outputs.append(out[1:])
+    return torch.cat(outputs, dim=1)
+
+
 # which of transformers' own ways gives other numbers than the whole row at once, and why
 REFERENCE_IS_WRONG = {
     (name, "right"): "the state decays at padding behind a text, and the convolution's last inputs become zeros"

@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import active, enable_by_default
+from tarnn.huggingface.padded_prompts import padding_before, with_prompts
 from tarnn.huggingface.shared_prompts import prompt_of_all_ranks
 from tarnn.huggingface.stretches import labels_of_next, share_of_loss
 from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
@@ -111,5 +112,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             kwargs, args = prompt_of_all_ranks(self, ranks, args, kwargs), ()
             with group.alone():
                 return self.generate(**kwargs)
+        kwargs, prompts = padding_before(args, kwargs)
         with enable_by_default(self):
-            return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
+            outputs = GenerationMixin.generate(cast(Any, self), **kwargs)
+        return outputs if prompts is None else with_prompts(outputs, prompts)

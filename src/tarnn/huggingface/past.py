@@ -128,7 +128,7 @@ def _cropping_as_one(kind: Any) -> type:
         kind.crop(self, tokens_to_remove)
 
     def get_seq_length(self: Any, layer_idx: int = 0) -> int:
-        count = getattr(self.layers[layer_idx], "num_tokens", None)
+        count = getattr(_undo_of(self.layers[layer_idx]), "num_tokens", None)
         if count is None or any(isinstance(x, CacheLayerMixin) for x in self.layers):
             return kind.get_seq_length(self, layer_idx)
         return count
@@ -149,8 +149,13 @@ def check_crop_of(cache: Cache, tokens_to_remove: int) -> None:
     for layer in cache.layers:
         if isinstance(layer, DynamicSlidingWindowLayer) and layer.keys is not None:
             check_crop(tokens_to_remove, _beyond_window(layer))
-        elif hasattr(layer, "check_crop"):
-            layer.check_crop(tokens_to_remove)
+        elif hasattr(undo := _undo_of(layer), "check_crop"):
+            undo.check_crop(tokens_to_remove)
+
+
+def _undo_of(layer: Any) -> Any:
+    """What knows how a layer goes back: itself, or what a patched model has left there."""
+    return getattr(layer, "tarnn_undo", layer)
 
 
 def _beyond_window(layer: Any) -> int:

@@ -13,7 +13,6 @@ from tarnn.attention.mamba2 import Mamba2State
 from tarnn.decoding.fused import Classes, FusedStep
 from tarnn.huggingface.described import classes_of
 from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, asking, entering
-from tarnn.huggingface.patching.undo import UndoingLayer
 from tarnn.huggingface.versions import hold_keys
 from tarnn.ops import KVCache, State
 
@@ -39,7 +38,9 @@ class DescribedForward(FusedForward):
         self._mask: Tensor | None = None
 
     def __call__(self, input_ids, attention_mask, position_ids, cache, extra_inputs, logits_to_keep=0) -> Tensor | None:
-        if cache is not None and attention_mask is not None and input_ids is not None and _is_linear(cache):
+        if cache is None or input_ids is None or not isinstance(attention_mask, Tensor | None):
+            return None  # without a cache, or with one whose masks are made before
+        if attention_mask is not None and _is_linear(cache):
             attention_mask = attention_mask[:, -input_ids.shape[1] :]  # of what it holds nobody asks any more
         masked = attention_mask is not None and not bool(attention_mask.all())
         if masked and _has_gaps(cache, attention_mask, input_ids):
@@ -53,7 +54,7 @@ class DescribedForward(FusedForward):
     def knows(self, cache: Cache) -> bool:
         if type(cache) is not DynamicCache or cache.offloading:
             return False
-        if not {_kind(x) for x in cache.layers} <= {DynamicLayer, LinearAttentionLayer}:
+        if not {type(x) for x in cache.layers} <= {DynamicLayer, LinearAttentionLayer}:
             return False
         there = [_tensors(x) for x in cache.layers]
         plain = all(x.dtype == torch.float32 and x.is_cpu for tensors in there for x in tensors)
@@ -79,14 +80,9 @@ class DescribedForward(FusedForward):
         self._written[cache] = _Written(states, tensors, self._mask)
 
 
-def _kind(x: Any) -> type:
-    """The class of a cache's layer, as transformers has it."""
-    return type(x).__bases__[0] if isinstance(x, UndoingLayer) else type(x)
-
-
 def _is_linear(cache: Any) -> bool:
     """Whether it has no keys and values, and so counts no tokens."""
-    return all(_kind(x) is LinearAttentionLayer for x in cache.layers)
+    return all(type(x) is LinearAttentionLayer for x in cache.layers)
 
 
 def _has_gaps(cache: Any, mask: Tensor, ids: Tensor) -> bool:

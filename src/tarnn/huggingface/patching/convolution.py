@@ -8,7 +8,7 @@ from transformers.activations import ACT2FN
 
 from tarnn.huggingface.patching.in_place import keeps_graph
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
-from tarnn.huggingface.patching.undo import recording
+from tarnn.huggingface.patching.undo import lengthen, recording
 from tarnn.ops.convolution.op import short_convolution
 from tarnn.ops.convolution.state import ConvolutionState
 from tarnn.ops.convolution.step import short_convolution_step
@@ -37,7 +37,7 @@ def convolve_token(
         inputs = torch.cat([tokens.to(x.dtype), x], dim=1)  # after a short text fewer than the filters see
         o, _ = short_convolution(inputs, weight, bias, activation=ours, return_state=True)
         o = o[:, -x.shape[1] :]
-        layer.lengthen(conv_state, hidden_states)
+        lengthen(layer, conv_state, hidden_states)
     elif x.shape[1] == 1 and x.dtype == conv_state.dtype and not keeps_graph():
         if conv_state.shape[2] > past:  # what no filter sees any more, but other functions of transformers may count
             conv_state[:, :, : conv_state.shape[2] - past] = conv_state[

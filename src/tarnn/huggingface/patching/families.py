@@ -235,12 +235,7 @@ FAMILIES = (
             *SCAN,
             SCAN_FUSED,
             _scan_layer("JambaMambaMixer"),
-            Hook(
-                "JambaMambaDecoderLayer.forward",
-                layer_with_packed_rows,
-                "self hidden_states attention_mask position_ids cache **kwargs",
-            ),
-            _model("JambaModel"),
+            Hook("JambaModel.forward", _composed(silent_model_with_packed_rows, model_with_packed_rows), TEXT),
         ),
     ),
     Family("Zamba", "zamba", (*SCAN, _scan_layer("ZambaMambaMixer"), _model("ZambaModel"))),

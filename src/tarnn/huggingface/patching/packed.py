@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
 from tarnn.huggingface.documents import find_documents
+from tarnn.huggingface.patching.gaps import find_gaps, telling
 from tarnn.huggingface.versions import cache_in
 
 _BOUNDS: ContextVar[Tensor | None] = ContextVar("bounds", default=None)
@@ -113,7 +114,9 @@ def _finding(original: Callable, run: Callable[[Any, dict[str, Any], Tensor], An
         # while a graph is traced, packed rows must be told by cu_seq_lens_q: positions can't be read
         if torch.compiler.is_compiling() or (x := _tokens(call)) is None or x.device.type != "cpu":
             return original(self, *args, **kwargs)
-        refuse_gaps(call)
+        if (real := find_gaps(call.get("attention_mask"), cache_in(call), _shape(call))) is not None:
+            with telling(real):
+                return original(self, *args, **kwargs)
         bounds = _find(call)
         if bounds is None:
             return original(self, *args, **kwargs)
@@ -143,21 +146,6 @@ def _refuse_leaks(model: Any) -> None:
             raise ValueError(
                 f"{name} {what}, across packed sequences too. Pass the sequences as rows with padding instead."
             )
-
-
-def refuse_gaps(call: Mapping[str, Any]) -> None:
-    """Raise ValueError for padding between tokens that the cache holds and new ones: layers would decay their state there."""
-    mask, cache = call.get("attention_mask"), cache_in(call)
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or cache is None:
-        return
-    rows, new = _shape(call)
-    if rows == 1 and any(getattr(x, "record_past", False) for x in getattr(cache, "layers", ())):
-        return  # an assistant, for which transformers takes the text's own pad tokens as padding: they are read as text
-    if new > 1 and mask.shape[1] > new and (mask[:, :-new].any(1) & ~mask[:, -new:].all(1)).any():
-        raise ValueError(
-            "rows that continue a cache have padding among their new tokens, and a linear layer's state would change there. "
-            "Continue with new tokens of equal number in all rows, or each row alone."
-        )
 
 
 def _find(call: Mapping[str, Any]) -> Tensor | None:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tarnn.huggingface.padded_prompts import take, turns
+from tarnn.huggingface.patching.gaps import by_rows, gaps_here
+
 
 def layer_with_padding(mask: str = "attention_mask") -> Callable[[Callable], Callable]:
     """Make the forward of a layer `(hidden_states, …)` right with padding on either side; `mask` names that argument.
@@ -23,20 +26,22 @@ def layer_with_padding(mask: str = "attention_mask") -> Callable[[Callable], Cal
         @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             x, real = args[0] if args else kwargs["hidden_states"], kwargs.get(mask)
+            if (kept := gaps_here(x.shape[1])) is not None:
+                return by_rows(original, self, args, kwargs, kept, mask)
             if real is None or x.device.type != "cpu":
                 return original(self, *args, **kwargs)
             t = x.shape[1]
             real = real[:, -t:]  # Mamba hands on a mask that says of the cache's tokens too
             if not _may_end_in_padding(real):
                 return original(self, *args, **{**kwargs, mask: real})
-            there, back = _turns(real.bool())
+            there, back = turns(real.bool())
             if not args:
-                kwargs["hidden_states"] = _take(x, there)
-            args = tuple(_take(y, there) if isinstance(y, Tensor) else y for y in args)
+                kwargs["hidden_states"] = take(x, there)
+            args = tuple(take(y, there) if isinstance(y, Tensor) else y for y in args)
             outputs = original(self, *args, **{**kwargs, mask: real.gather(1, there)})
             if isinstance(outputs, tuple):
-                return (_take(outputs[0], back), *outputs[1:])
-            return _take(outputs, back)
+                return (take(outputs[0], back), *outputs[1:])
+            return take(outputs, back)
 
         return forward
 
@@ -46,17 +51,3 @@ def layer_with_padding(mask: str = "attention_mask") -> Callable[[Callable], Cal
 def _may_end_in_padding(mask: Tensor) -> bool:
     """Whether a row of the mask (b, t) ends in padding; while a graph is traced, which can't know, it may."""
     return torch.compiler.is_compiling() or not bool(mask[:, -1].all())
-
-
-def _turns(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each token of the turned rows (b, t) comes from, and where each token of the rows went."""
-    t = mask.shape[1]
-    place = torch.arange(t, device=mask.device)
-    last = torch.where(mask, place, -1).amax(1, keepdim=True)  # (b, 1): the last token; −1 for a row of padding alone
-    shift = torch.where(last < 0, 0, t - 1 - last)
-    return (place - shift) % t, (place + shift) % t
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """The tokens (b, t) or (b, t, c) in another order, (b, t)."""
-    return x.gather(1, index.view(*index.shape, *(1,) * (x.ndim - 2)).expand(x.shape))

@@ -44,7 +44,7 @@ def ssd_sequences(
         inputs = tuple(end_to_end(y) for y in inputs)
     state = None if initial_states is None else _state(initial_states)
     o, after = _attend(tuple(y.transpose(1, 2) for y in inputs), state, bounds)
-    y = _with_skip(o.transpose(1, 2).reshape(x.shape), x, D, z)
+    y = _with_skip(o.transpose(1, 2).reshape(x.shape), x, D, z).contiguous()  # layers view it
     return (y, _tensor(after)) if return_final_states else y
 
 

@@ -5,9 +5,10 @@ While a cache records (`activate_past_recording`), the recurrences of a layer no
 """
 
 import functools
+import types
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 from weakref import ref
 
 import torch
@@ -18,19 +19,19 @@ from tarnn.huggingface.versions import cache_in
 from tarnn.ops.state import State
 
 
-class UndoingLayer:
-    """What a layer of transformers' cache becomes: its `crop` takes recurrent states along.
+class Undo:
+    """What a layer of transformers' cache has as `tarnn_undo`, beside its states: what it takes to go back.
 
-    pasts: of each recurrence of the layer, in the order of their calls, and how the cache holds its state. num_tokens: how
-    many it has read, None where that is unknown.
+    The layer keeps its type; its `crop` and `reorder_cache` are those below. pasts: of each recurrence of the layer, in the
+    order of their calls, and how the cache holds its state. num_tokens: how many it has read, None where that is unknown.
     """
 
-    __slots__ = ()  # or no layer that exists could become one
-    pasts: list[tuple[Past, Callable[[Any], Tensor]]]
-    next_past: int
-    num_tokens: int | None
+    def __init__(self, num_tokens: int | None) -> None:
+        self.pasts: list[tuple[Past, Callable[[Any], Tensor]]] = []
+        self.next_past = 0
+        self.num_tokens = num_tokens
 
-    def note(self: Any, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, again: Again) -> None:
+    def note(self, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, again: Again) -> None:
         """Take note of what the next recurrence of this call reads. tensor(state): as the cache holds it."""
         if self.next_past == len(self.pasts):
             self.pasts.append((Past(), tensor))
@@ -43,60 +44,57 @@ class UndoingLayer:
         recorded = min((past.num_tokens for past, _ in self.pasts), default=0)
         return check_crop(tokens_to_remove, min(recorded, KEPT))
 
-    def rewind(self: Any, num_tokens: int) -> None:
-        """Put back the recurrent state before the last tokens."""
-        held = self.recurrent_states[0]
-        states = [(past.rewind(num_tokens), tensor) for past, tensor in self.pasts]
-        if states[0][0] is None:
-            held.zero_()
-        else:  # of several recurrences one state, of heads
-            held.copy_(torch.stack([tensor(x) for x, tensor in states], 1).reshape(held.shape))
-
-    def lengthen(self: Any, conv_state: Tensor, token: Tensor) -> None:
-        """Append a token to the inputs of a convolution that are held, in the place of moving them on."""
-        for i, held in self.conv_states.items():
-            if held is conv_state:
-                self.conv_states[i] = torch.cat([held, token.to(held.dtype)], dim=2)
-                self.shorten(i)
-
-    def shorten(self: Any, i: int) -> None:
-        """Let go of inputs of a convolution that no crop can ask for."""
-        most = self.conv_kernel_size[i] + KEPT
-        if self.conv_states[i].shape[-1] > 2 * most:
-            self.conv_states[i] = self.conv_states[i][..., -most:].clone()
+    def rewind(self, layer: Any, num_tokens: int) -> None:
+        """Put back the layer's recurrent state before the last tokens."""
+        if num_tokens:
+            held = layer.recurrent_states[0]
+            states = [(past.rewind(num_tokens), tensor) for past, tensor in self.pasts]
+            if states[0][0] is None:
+                held.zero_()
+            else:  # of several recurrences one state, of heads
+                held.copy_(torch.stack([tensor(x) for x, tensor in states], 1).reshape(held.shape))
+            self.num_tokens = None if self.num_tokens is None else self.num_tokens - num_tokens
 
 
-@functools.cache
-def _undoing_layer(kind: Any) -> type:
-    def crop(self: Any, tokens_to_remove: int) -> None:
-        remove, inputs = self.check_crop(tokens_to_remove), dict(self.conv_states)
-        kind.crop(self, tokens_to_remove)
-        if remove:
-            self.rewind(remove)
-            self.num_tokens = None if self.num_tokens is None else self.num_tokens - remove
-        self.conv_states = {i: x[..., : x.shape[-1] - remove] for i, x in inputs.items()}  # kept for the next crop
-
-    def update_conv_state(self: Any, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        inputs = kind.update_conv_state(self, conv_states, state_idx, **kwargs)
-        self.shorten(state_idx)
-        return inputs
-
-    def reset(self: Any) -> None:
-        kind.reset(self)
-        self.pasts, self.num_tokens = [], 0
-
-    def reorder_cache(self: Any, beam_idx: Tensor) -> None:
-        kind.reorder_cache(self, beam_idx)
-        self.pasts.clear()  # which have other rows
-
-    methods = {x.__name__: x for x in (crop, update_conv_state, reset, reorder_cache)}
-    return type(f"Undoing{kind.__name__}", (kind, UndoingLayer), methods)
+def _crop(layer: Any, tokens_to_remove: int) -> None:
+    """transformers' own, which takes the recurrent state along."""
+    remove, inputs = layer.tarnn_undo.check_crop(tokens_to_remove), dict(layer.conv_states)
+    type(layer).crop(layer, tokens_to_remove)
+    layer.tarnn_undo.rewind(layer, remove)
+    layer.conv_states = {i: x[..., : x.shape[-1] - remove] for i, x in inputs.items()}  # kept for the next crop
 
 
-_LAYER: ContextVar[UndoingLayer | None] = ContextVar("layer", default=None)  # of the cache, whose states are read
+def _reorder_cache(layer: Any, beam_idx: Tensor) -> None:
+    """transformers' own; what was noted is of other rows."""
+    type(layer).reorder_cache(layer, beam_idx)
+    layer.tarnn_undo.pasts.clear()
 
 
-def recording() -> UndoingLayer | None:
+def _with_undo(layer: Any, num_tokens: int | None) -> None:
+    """Let a layer of a cache go back; it has read so many tokens."""
+    layer.tarnn_undo = Undo(num_tokens)
+    layer.crop, layer.reorder_cache = types.MethodType(_crop, layer), types.MethodType(_reorder_cache, layer)
+
+
+def lengthen(layer: Any, conv_state: Tensor, token: Tensor) -> None:
+    """Append a token to the inputs of a convolution that a layer holds, in the place of moving them on."""
+    for i, held in layer.conv_states.items():
+        if held is conv_state:
+            layer.conv_states[i] = torch.cat([held, token.to(held.dtype)], dim=2)
+
+
+def _shorten(layer: Any) -> None:
+    """Let go of inputs of convolutions that no crop can ask for."""
+    for i, x in layer.conv_states.items():
+        most = (layer.conv_kernel_size[i] or 0) + KEPT
+        if x is not None and x.shape[-1] > 2 * most:
+            layer.conv_states[i] = x[..., -most:].clone()
+
+
+_LAYER: ContextVar[Any] = ContextVar("layer", default=None)  # of the cache, whose states are read
+
+
+def recording() -> Any:
     """The cache's layer for the layer that runs, if it records."""
     return None if torch.compiler.is_compiling() else _LAYER.get()
 
@@ -110,21 +108,22 @@ def layer_with_undo(original: Callable) -> Callable:
         if cache is None or torch.compiler.is_compiling() or hidden_states.device.type != "cpu":
             return original(self, hidden_states, *args, **kwargs)
         layer = cache.layers[self.layer_idx]
-        if not isinstance(layer, UndoingLayer):
-            begins = not any(layer.has_previous_state.values())
-            layer.__class__ = _undoing_layer(cast(Any, type(layer)))
-            layer.pasts, layer.num_tokens = [], 0 if begins else None
-        if layer.num_tokens is not None:
-            layer.num_tokens += hidden_states.shape[1]
+        begins = not any(layer.has_previous_state.values())
+        if begins or not hasattr(layer, "tarnn_undo"):
+            _with_undo(layer, 0 if begins else None)
+        undo = layer.tarnn_undo
+        if undo.num_tokens is not None:
+            undo.num_tokens += hidden_states.shape[1]
         if not layer.record_past:
             return original(self, hidden_states, *args, **kwargs)
         crop_as_one(cache)
-        layer.next_past = 0
+        undo.next_past = 0
         token = _LAYER.set(layer)
         try:
             return original(self, hidden_states, *args, **kwargs)
         finally:
             _LAYER.reset(token)
+            _shorten(layer)
 
     return forward
 
@@ -134,7 +133,7 @@ def remembered(run: Run, inputs: Inputs, state: State | None, tensor: Callable[[
     layer = recording()
     if layer is None:
         return run(inputs, state)
-    return read_and_note(run, inputs, state, functools.partial(layer.note, tensor), time)
+    return read_and_note(run, inputs, state, functools.partial(layer.tarnn_undo.note, tensor), time)
 
 
 _STATEFUL = "_is_stateful"  # why transformers refuses assisted generation
