@@ -109,8 +109,8 @@ Where transformers' own numbers are wrong, tests show it, and tarnn's equal thos
 |---|---|---|
 {chr(10).join(wrong)}
 
-Rows that continue a cache may have padding among their new tokens: each row reads its own tokens alone. While a cache records how to go
-back (`activate_past_recording`) such rows are refused.
+Rows that continue a cache may have padding among their new tokens: each row reads its own tokens alone. While a cache
+records how to go back (`activate_past_recording`) such rows are refused.
 RWKV-4 is computed as before.
 """
 
