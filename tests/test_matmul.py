@@ -91,9 +91,7 @@ def test_as_a_call_and_as_a_context():
     with fast_matmul():
         pass
     assert precision_now() == FAST
-    assert repr(called) == (
-        "fast_matmul(precision='medium': oneDNN in float32, with 1.5 times the error of torch's default)"
-    )
+    assert repr(called) == "fast_matmul(precision='medium': oneDNN in float32, which keeps its precision here)"
     for _ in range(2):  # an object may be entered again
         with called:
             assert precision_now() == FAST

@@ -43,9 +43,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def without_links(value: Any) -> Any:
-    """A config's fields, nested ones too, without the keys that lead elsewhere."""
+    """A config's fields, nested ones too, without the keys that lead elsewhere; what JSON lacks is a number again.
+
+    transformers writes an infinity as {"__float__": "Infinity"}.
+    """
     if isinstance(value, list):
         return [without_links(x) for x in value]
     if not isinstance(value, dict):
         return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
     return {key: without_links(x) for key, x in value.items() if key not in LEAD_ELSEWHERE}

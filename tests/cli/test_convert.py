@@ -2,11 +2,13 @@
 
 import errno
 import json
+import shlex
 import warnings
 
 import pytest
 import torch
 import transformers as hf
+from support.linear_families import FAMILIES, linear_model
 
 from tarnn.conversion import constant_cache
 from tarnn.data.tokenizers import byte_tokenizer
@@ -314,3 +316,73 @@ def test_predict_and_show_read_converted_encoders(command, classifier, tmp_path)
     assert shown.code == 0, shown.err
     assert (tmp_path / "page" / "attention.html").is_file()
     assert command("generate", classifier, "--prompt", "a").is_refusal("tarnn predict")
+
+
+def saved(folder, model):
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def of_bytes(name):
+    config = FAMILIES[name]()
+    config.vocab_size = 257
+    return linear_model(name, config)
+
+
+def as_typed(shown):
+    """The command of the last line."""
+    name, program, *argv = shlex.split(shown.splitlines()[-1])
+    assert (name, program) == ("next", "tarnn")
+    return argv
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "Granite 4", "Falcon-H1"])
+@pytest.mark.filterwarnings("ignore:.*this cache grows")
+def test_what_comes_next_works_for_linear_families(command, text, tmp_path, name):
+    folder, out = saved(tmp_path / "model", of_bytes(name)), tmp_path / "out"
+    shown = command("convert", folder, out, "--texts", text, *SMALL)
+    assert shown.code == 0, shown.err
+    outcome = command(*as_typed(shown.out), "--max-new-tokens", 5, "--num-samples", 2)
+    assert outcome.code == 0, outcome.err
+    assert "--- sample 2" in outcome.out
+    shown = command("eval", out, text, "--context", 64)
+    assert shown.code == 0, shown.err
+    assert as_typed(shown.out) == ["generate", str(out)]
+
+
+def test_a_model_with_a_cache_of_its_own_is_refused(command, text, tmp_path):
+    folder = saved(tmp_path / "model", of_bytes("MiniMax"))
+    assert command("convert", folder, tmp_path / "out", "--texts", text, *SMALL).is_refusal("a cache of its own")
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_masked_text_needs_a_mask(command, text, tmp_path, masked):
+    """Where the tokenizer has none, no command is proposed that would need one."""
+    folder, out = tmp_path / "bert", tmp_path / "out"
+    config = hf.BertConfig(
+        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    saved(folder, hf.BertForMaskedLM(config))
+    if masked:
+        tokenizer = byte_tokenizer()
+        tokenizer.add_special_tokens({"mask_token": "[MASK]"})
+        tokenizer.save_pretrained(folder)
+    shown = command("convert", folder, out, "--texts", text, *SMALL)
+    assert shown.code == 0, shown.err
+    next_command = as_typed(shown.out)
+    assert next_command[0] == ("predict" if masked else "show")
+    assert command(*next_command).code == 0
+    if not masked:
+        assert command("predict", out, "a text").is_refusal("has no mask token")
+
+
+def test_predict_reads_a_converted_model_of_bytes_without_a_tokenizer(command, text, tmp_path):
+    config = hf.BertConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    hf.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    assert command("convert", tmp_path / "bert", tmp_path / "out", "--texts", text, *SMALL).code == 0
+    assert command("predict", tmp_path / "out", "a text").code == 0

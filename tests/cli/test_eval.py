@@ -10,6 +10,8 @@ import wave
 import numpy as np
 import pytest
 import torch
+from support.linear_families import FAMILIES, linear_model
+from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaModel
 
 from tarnn.cli.eval import confusion_lines
@@ -226,6 +228,24 @@ def test_a_model_of_transformers(command, foreign, tmp_path):
     assert facts["bits_per_byte"] == pytest.approx(nats / math.log(2) / (len(data) - 1), rel=1e-5)
     assert facts["perplexity"] == pytest.approx(math.exp(nats / (len(data) - 1)), rel=1e-5)
     assert facts["tokens"] == facts["bytes"] == len(data) - 1
+
+
+def test_a_linear_model_of_transformers(command, tmp_path):
+    """Nothing is proposed: no command but this one takes it."""
+    folder, text = tmp_path / "qwen", tmp_path / "a.txt"
+    config = FAMILIES["Qwen3.5"]()
+    config.vocab_size = 257
+    linear_model("Qwen3.5", config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    text.write_text("Wunderland")
+    model, ids = AutoModelForCausalLM.from_pretrained(folder), torch.tensor([list(b"Wunderland")])
+    facts = json.loads(command("eval", folder, text, "--json").out)
+    with torch.no_grad():
+        nats = cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:]).item()
+    assert facts["bits_per_byte"] == pytest.approx(nats / math.log(2), rel=1e-4)
+    assert "next" not in facts
+    outcome = command("eval", folder, text)
+    assert (outcome.code, "next" in outcome.out) == (0, False)
 
 
 def test_a_converted_model(command, foreign, tmp_path):

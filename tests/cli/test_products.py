@@ -60,7 +60,7 @@ def test_a_run_says_and_records_its_products_and_goes_on_with_them(train, tmp_pa
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     code, _, stderr = train(*options, out=whole)
     assert (code, seen) == (0, {FAST})
-    assert "products  medium: oneDNN in float32, with 1.5 times the error of torch's default\n" in stderr
+    assert "products  medium: oneDNN in float32, which keeps its precision here\n" in stderr
     assert json.loads((whole / "settings.json").read_text())["run"]["matmul_precision"] == FAST
     assert json.loads(marker(whole, 4).read_text())["matmul_precision"] == FAST
     shutil.copytree(whole, resumed)
@@ -120,7 +120,7 @@ def test_a_fused_step_reads_with_products_of_its_own(command, checkpoints, tmp_p
 
 def test_eval_and_info_say_it_too(command, train, tmp_path, monkeypatch):
     assert train("--steps", 4, "--sample-tokens", 0)[0] == 0
-    expected = "medium: oneDNN in float32, with 1.5 times the error of torch's default"
+    expected = "medium: oneDNN in float32, which keeps its precision here"
     assert f"tarnn: float32 products {expected}\n" in command("eval", tmp_path / "run").err
     assert expected in command("info").out
     assert json.loads(command("info", "--json").out)["products"]["precision"] == FAST

@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tarnn.models import TarnnForCausalLM
 from tarnn.tasks import TextTask
 from tarnn.tasks.text.corpus import load
 from tarnn.training.safe_trainer import SafeTrainer
@@ -94,6 +95,24 @@ def worse_after(monkeypatch):
         monkeypatch.setattr(SafeTrainer, "evaluate", worse)
 
     return install
+
+
+def test_a_sample_that_fails_fails_no_run(train, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise TypeError("forward() has no argument 'cache'")
+
+    monkeypatch.setattr(TarnnForCausalLM, "generate", fail)
+    run = tmp_path / "run"
+    for options in ((), ("--resume",)):
+        code, out, err = train(*options)
+        assert (code, "Traceback" in err) == (0, False), err
+        assert "made no sample (TypeError: forward() has no argument 'cache')" in err
+        assert "next  tarnn generate" in out
+    AutoModelForCausalLM.from_pretrained(run)
+    assert train("--from", run, out=tmp_path / "more", tiny=False)[0] == 0
+    monkeypatch.setenv("TARNN_TRACEBACK", "1")
+    with pytest.raises(TypeError):
+        train("--resume")
 
 
 def test_the_best_model_is_kept_not_the_last(train, tmp_path, worse_after):

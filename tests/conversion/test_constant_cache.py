@@ -3,9 +3,10 @@
 import pytest
 import torch
 from support.families import FAMILIES, model_of
+from support.linear_families import TOKENS, linear_model
 from transformers import StaticCache
 
-from tarnn.conversion import constant_cache, set_options
+from tarnn.conversion import constant_cache, save_cache, set_options
 from tarnn.huggingface.versions import CACHE
 
 DECODERS = ["Llama", "GPT-2", "Qwen3", "Gemma 3"]
@@ -132,3 +133,42 @@ def test_assisted_generation_gives_the_same_text(model, prompt, how):
     expected = model.generate(ids, use_cache=False, **options)
     assert torch.equal(model.generate(ids, **{CACHE: constant_cache(model)}, **choice, **options), expected)
     assert torch.equal(model.generate(ids, **choice, **options), expected), "with a growing cache"
+
+
+def converted(name):
+    """A linear family whose attention layers, of transformers, were given options."""
+    made = linear_model(name)
+    made.set_attn_implementation("tarnn_hybrid")
+    set_options(made, window=6, sinks=2, feature_map="favor", far_bias=0.1)
+    made.generation_config.eos_token_id = None
+    return made
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "OLMo-hybrid", "Jamba", "Bamba", "Granite 4", "Nemotron-H", "LFM2"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
+def test_linear_layers_keep_what_transformers_keeps(name, options):
+    model, cache = converted(name), None
+    options = {"max_new_tokens": 8, "do_sample": False, **options}
+    expected = model.generate(TOKENS[:, :30], use_cache=False, **options)
+    cache = constant_cache(model)
+    assert torch.equal(model.generate(TOKENS[:, :30], **{CACHE: cache}, **options), expected)
+    sizes = [cache.layers[1].state.nbytes]
+    model.generate(expected, **{CACHE: cache}, **options)
+    assert [cache.layers[1].state.nbytes] == sizes
+
+
+def test_of_layers_that_are_both_the_keys_are_kept(tmp_path):
+    model = converted("Falcon-H1")
+    options = {"max_new_tokens": 8, "do_sample": False}
+    with pytest.warns(UserWarning, match="layers 0, 1 keep all keys beside a recurrent state"):
+        cache = constant_cache(model)
+    expected = model.generate(TOKENS[:, :30], use_cache=False, **options)
+    assert torch.equal(model.generate(TOKENS[:, :30], **{CACHE: cache}, **options), expected)
+
+
+def test_caches_that_are_another_s_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"MiniMaxForCausalLM keeps .* a cache of its own"):
+        constant_cache(converted("MiniMax"))
+    model = converted("Qwen3.5")
+    with pytest.raises(ValueError, match="layer 0 of this cache is a LinearAttentionLayer"):
+        save_cache(tmp_path / "cache", model, constant_cache(model))

@@ -1,5 +1,6 @@
 """Checkpoints of transformers: opened as transformers would where all is well, and refused in one sentence where not."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from support.families import FAMILIES, model_of
+from support.linear_families import linear_model
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from tarnn.conversion.opening import open_pretrained
 from tarnn.errors import UserError
@@ -47,9 +50,9 @@ def damaged(llama, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "Mamba-2", "Bamba", "Granite 4", "Qwen3.5"])  # three have an infinity
 def test_opened_as_transformers_opens_it(name, tmp_path):
-    model = model_of(FAMILIES[name])
+    model = model_of(FAMILIES[name]) if name in FAMILIES else linear_model(name)
     model.save_pretrained(tmp_path)
     ours, theirs = open_pretrained(tmp_path), type(model).from_pretrained(tmp_path).eval()
     assert type(ours) is type(theirs)
@@ -141,3 +144,27 @@ def test_pickled_weights_are_not_read(damaged):
 def test_quantized_weights_are_refused(damaged):
     with pytest.raises(UserError, match=r"are quantized \('gptq'\)"):
         open_pretrained(damaged(quantization_config={"quant_method": "gptq", "bits": 4}))
+
+
+def test_linear_layers_are_patched(tmp_path, monkeypatch):
+    """transformers' own functions are not called, and a family that differs from what was tested is reported."""
+    said = []
+    linear_model("Qwen3.5").save_pretrained(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(qwen3_5, "torch_chunk_gated_delta_rule", refusing(qwen3_5.torch_chunk_gated_delta_rule))
+        model = open_pretrained(tmp_path, report=said.append)
+        model(input_ids=torch.arange(3, 40)[None], use_cache=False)
+    assert said == []
+    monkeypatch.setattr(qwen3_5, "torch_chunk_gated_delta_rule", lambda q, k: None)
+    open_pretrained(tmp_path, report=said.append)
+    assert ["tarnn was tested with" in x for x in said] == [True]
+
+
+def refusing(function):
+    """The function, with its arguments, that may not be called."""
+
+    @functools.wraps(function)
+    def refuse(*args, **kwargs):
+        pytest.fail(f"{function.__name__} was called")
+
+    return refuse

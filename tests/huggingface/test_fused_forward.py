@@ -8,8 +8,10 @@ import threading
 import pytest
 import torch
 from support.fused_texts import LONG, generated
+from support.linear_families import linear_model
 from transformers import DynamicCache
 
+from tarnn import patch_transformers
 from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface import fused_forward as file, why_not_fused as of_reasons
@@ -146,6 +148,13 @@ def test_old_kernels_are_warned_of_by_default(make_model, ids, monkeypatch):
 
 def test_a_model_of_others_knows_no_fused_step():
     assert "generate of Linear knows no fused step" in why_not_fused(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", ["LFM2", "Granite 4"])
+def test_a_patched_model_that_has_none_is_not_to_be_patched(name):
+    model = linear_model(name)
+    with patch_transformers(model):
+        assert why_not_fused(model).endswith("patch_transformers() Qwen3-Next, Qwen3.5, OLMo-hybrid, Mamba-2")
 
 
 @pytest.mark.parametrize(

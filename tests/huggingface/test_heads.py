@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, ctc_loss
 from transformers import (
+    AutoConfig,
     AutoModelForAudioClassification,
     AutoModelForCTC,
     AutoModelForMaskedLM,
@@ -292,3 +293,14 @@ def test_pipelines():
     model = TarnnForTokenClassification(TarnnConfig(**sizes, **labels))
     found = pipeline("token-classification", model=model, tokenizer=tokenizer, ignore_labels=[])("abc")
     assert [x["word"] for x in found] == ["a", "b", "c"]
+
+
+def test_a_limit_of_tokens_can_be_given_as_a_model_is_loaded(tmp_path):
+    """As sentence-transformers' config_kwargs do, which needs a number."""
+    TarnnModel(TarnnConfig(**SIZES, causal=False)).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, max_position_embeddings=12)
+    model = TarnnModel.from_pretrained(tmp_path, config=config)
+    model.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).max_position_embeddings == 12
+    with pytest.raises(ValueError, match="up to 12 tokens"):
+        model(torch.ones(1, 13, dtype=torch.long))

@@ -264,6 +264,21 @@ def test_pairs_of_json_lines(tmp_path):
             list(read_pairs([str(path)], "a", "b"))
 
 
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [("classification", "--label-field, --text-field"), ("seq2seq", "--text-field, --target-field")],
+)
+def test_other_columns_are_named_with_the_options_that_take_them(tarnn, tmp_path, task, options):
+    path = tmp_path / "rows.csv"
+    path.write_text("topic,sentence\n" + "a,x\nb,y\n" * 20)
+    code, _, err = tarnn("train", path, "--task", task, "--out", tmp_path / "run", *TINY, "--steps", 1)
+    assert (code, "line 2 has only 'topic', 'sentence' where" in err) == (2, True)
+    assert f"name the right one with {options}" in err
+    names = zip(options.split(", "), ("topic", "sentence"))
+    code, _, err = tarnn("train", path, "--task", task, "--out", tmp_path / "run", *TINY, "--steps", 1, *sum(names, ()))
+    assert code == 0, err
+
+
 def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
     run = tmp_path / "run"
     tarnn("train", sources["classification"], "--out", run, *options("classification"), "--steps", 1)

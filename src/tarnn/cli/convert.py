@@ -50,6 +50,7 @@ def convert(
     check_new(out)
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import convert as converted
+    from tarnn.conversion.cache import check_cache
     from tarnn.conversion.calibration import ExactKeys
     from tarnn.conversion.convert import check_length
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
@@ -65,6 +66,7 @@ def convert(
         raise UserError("--feature-map none has no features; leave out --features and --mode features.")
     model_device = pick_device(device)
     model = open_pretrained(checkpoint, converted=False, report=log).to(model_device)
+    check_cache(model)
     tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length)
     check_length(length, ExactKeys(window, sinks))
     products = choose(shapes_of(model, length), model_device)
@@ -102,7 +104,7 @@ def convert(
     )
     if report.advice:
         print(report.advice)
-    print_rows({"model": out, "report": out / page, "next": next_command(model, out)})
+    print_rows({"model": out, "report": out / page, "next": next_command(model, out, tokenizer)})
 
 
 def log(line: str) -> None:
@@ -130,11 +132,13 @@ def save(folder: Path, model: Any, tokenizer: Any, report: Any) -> str:
     return report.save(folder)[1].name
 
 
-def next_command(model: Any, out: Path) -> str:
+def next_command(model: Any, out: Path, tokenizer: Any) -> str:
     """The command that uses a converted model."""
     folder = shlex.quote(str(out))
     if model.can_generate():
         return f'tarnn generate {folder} --prompt "Once upon a time"'
-    if type(model).__name__.endswith(("ForSequenceClassification", "ForMaskedLM")):
+    if type(model).__name__.endswith("ForSequenceClassification"):
         return f'tarnn predict {folder} "a text"'
+    if type(model).__name__.endswith("ForMaskedLM") and (mask := getattr(tokenizer, "mask_token", None)):
+        return f'tarnn predict {folder} "a text {mask}"'
     return f'tarnn show {folder} --input "a text" --out {folder}-attention'

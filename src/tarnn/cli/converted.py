@@ -55,6 +55,7 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
     """What a converted classifier or masked model says of each text, as `tarnn predict` has it of tarnn's own models."""
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.data.saved_tokenizer import check_ids
+    from tarnn.data.tokenizers import byte_tokenizer
     from tarnn.tasks import TASKS
 
     model = open_pretrained(checkpoint, converted=True).to(device)
@@ -71,7 +72,7 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
             raise UserError(f"an input has {args[0].shape[1]:,} tokens; this model reads {most:,} at most.")
 
     model.register_forward_pre_hook(check)
-    return TASKS[task].predict(model, tokenizer_of(checkpoint, model), texts, top)
+    return TASKS[task].predict(model, tokenizer_of(checkpoint, model) or byte_tokenizer(), texts, top)
 
 
 def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str, Any]:

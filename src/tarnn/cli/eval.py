@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tarnn.cli.converted import is_converted
 from tarnn.cli.generate import Weights, pick_device
 from tarnn.cli.next_command import next_command
 from tarnn.cli.progress import progress
@@ -143,7 +144,8 @@ def open_other(
     context = context_length(model, options["context"], "--context")
     task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
     data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
-    return model, task, {"task": "text", "data": data, "next": next_command("generate", checkpoint)}
+    about = {"task": "text", "data": data}
+    return model, task, about | ({"next": next_command("generate", checkpoint)} if is_converted(checkpoint) else {})
 
 
 def example_length(config: Any, task: Any) -> int:
@@ -171,7 +173,7 @@ def as_text(facts: dict[str, Any]) -> str:
     lines = [f"{name:>17}  {value}" for name, value in rows.items()]
     if "confusion" in facts:
         lines += ["", *confusion_lines(facts["labels"], facts["confusion"]), ""]
-    return "\n".join([*lines, f"{'next':>17}  {facts['next']}"])
+    return "\n".join([*lines, f"{'next':>17}  {facts['next']}"] if "next" in facts else lines)
 
 
 def number(name: str, x: float) -> str:

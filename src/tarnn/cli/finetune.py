@@ -70,4 +70,6 @@ def finetune(
     with whole_model(out) as partial:
         page = save(partial, model, tokenizer, report)
     print(f"{report.unit}: {report.softmax:.4f} → {report.hybrid:.4f}")
-    print_rows({"model": out, "report": out / page, "log": out / "log.jsonl", "next": next_command(model, out)})
+    print_rows(
+        {"model": out, "report": out / page, "log": out / "log.jsonl", "next": next_command(model, out, tokenizer)}
+    )

@@ -5,14 +5,16 @@ import weakref
 from typing import Any, cast
 
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from tarnn.conversion.layer import HeadStates
-from tarnn.conversion.options import converted_layers
+from tarnn.conversion.options import attention_layers, converted_layers
 from tarnn.huggingface.cache import LinearStateLayer
 from tarnn.huggingface.past import check_crop_of
 from tarnn.ops.softmax.state import KVCache
+
+OWN_CACHE = ("minimax",)  # models whose forward refuses any other
 
 
 class HybridCacheLayer(LinearStateLayer):
@@ -57,8 +59,12 @@ class HybridCacheLayer(LinearStateLayer):
         self.is_initialized = True
 
 
-class ConstantCache(Cache):
-    """The cache of `constant_cache`: all its layers hold the same number of rows."""
+class ConstantCache(DynamicCache):
+    """The cache of `constant_cache`: transformers' own, but for layers that would keep all keys. Each holds as many rows."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(config=model.config)
+        self.layers = [HybridCacheLayer() if type(x) is DynamicLayer else x for x in self.layers]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
@@ -80,11 +86,11 @@ class ConstantCache(Cache):
         super().crop(tokens_to_remove)
 
 
-def constant_cache(model: PreTrainedModel) -> Cache:
+def constant_cache(model: PreTrainedModel) -> ConstantCache:
     """A cache of constant size for `model.generate(…, cache=constant_cache(model))`.
 
-    The model runs attn_implementation="tarnn_hybrid" or "tarnn_linear". Its own sliding-window layers keep their window.
-    Heads of mode "exact" keep all keys, so their layers grow: a warning names them.
+    The model runs attn_implementation="tarnn_hybrid" or "tarnn_linear". Its own sliding-window and linear layers keep what
+    transformers keeps for them. Heads of mode "exact" keep all keys, so their layers grow: a warning names them.
     Raises ValueError for a model that runs something else.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
@@ -93,34 +99,29 @@ def constant_cache(model: PreTrainedModel) -> Cache:
             f"this model runs {name!r} attention, which needs a growing cache; call "
             'model.set_attn_implementation("tarnn_hybrid") first.'
         )
-    warn_of_growth(model, sliding_layers(model)[0])
-    return make_cache(model)
+    check_cache(model)
+    cache = ConstantCache(model)
+    warn_of_growth(model, cache)
+    return cache
 
 
-def make_cache(model: PreTrainedModel) -> ConstantCache:
-    """A cache for a model that is known to run this attention."""
-    sliding, window = sliding_layers(model)
-    return ConstantCache(
-        [DynamicSlidingWindowLayer(sliding_window=window) if x else HybridCacheLayer() for x in sliding]
-    )
-
-
-def sliding_layers(model: PreTrainedModel) -> tuple[list[bool], Any]:
-    """Which layers keep the model's own sliding window, and how wide that is."""
-    config = model.config.get_text_config(decoder=True)
-    kinds: list[str] = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    window: Any = getattr(config, "sliding_window", None)
-    if "layer_types" not in config.to_dict() and window is not None:
-        kinds = ["sliding_attention"] * config.num_hidden_layers
-    return [kind == "sliding_attention" for kind in kinds], window
-
-
-def warn_of_growth(model: PreTrainedModel, sliding: list[bool]) -> None:
-    """Warn of layers that keep all keys of some head, by their numbers."""
-    layers = converted_layers(model).items()
-    growing = [str(i) for i, layer in layers if layer.grows and not any(sliding[i : i + 1])]
-    if growing:
-        what = f"layer {growing[0]} keeps" if len(growing) == 1 else f"layers {', '.join(growing)} keep"
-        warnings.warn(
-            f'{what} all keys of heads of mode "exact": this cache grows with the sequence there.', stacklevel=3
+def check_cache(model: PreTrainedModel) -> None:
+    """Raise ValueError for a model that takes no cache but its own."""
+    if model.config.model_type in OWN_CACHE:
+        raise ValueError(
+            f"{type(model).__name__} keeps its linear layers' states in a cache of its own, which can't be made constant; "
+            "patch_transformers() computes it as it is."
         )
+
+
+def warn_of_growth(model: PreTrainedModel, cache: ConstantCache) -> None:
+    """Warn of layers that keep all keys of some head, by their numbers."""
+    modules, kinds = attention_layers(model), dict(enumerate(cache.layers))
+    heads = {getattr(modules[i], "layer_idx", i) for i, x in converted_layers(model).items() if x.grows}
+    heads = {i for i in heads if isinstance(kinds.get(i), HybridCacheLayer)}
+    twofold = {i for i, x in kinds.items() if isinstance(x, DynamicLayer) and hasattr(x, "recurrent_states")}
+    for growing, which in ((heads, 'of heads of mode "exact"'), (twofold, "beside a recurrent state")):
+        if growing:
+            numbers = ", ".join(map(str, sorted(growing)))
+            what = f"layer {numbers} keeps" if len(growing) == 1 else f"layers {numbers} keep"
+            warnings.warn(f"{what} all keys {which}: this cache grows with the sequence there.", stacklevel=3)

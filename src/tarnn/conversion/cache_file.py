@@ -16,6 +16,7 @@ from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import converted_layers
 from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
+from tarnn.errors import UserError
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.softmax.state import KVCache
 
@@ -41,6 +42,12 @@ def save_cache(path: str | Path, model: PreTrainedModel, cache: Cache) -> int:
     Atomic: a file that was there stays until the new one is complete. Raises UserError where it can't be written.
     """
     layers: list[Any] = cache.layers
+    for i, layer in enumerate(layers):
+        if hasattr(layer, "recurrent_states"):
+            raise UserError(
+                f"layer {i} of this cache is a {type(layer).__name__} of transformers, which the format has no place for; caches "
+                "of models whose layers all are attention can be saved."
+            )
     tensors = {"tokens": torch.tensor([layer.get_seq_length() for layer in layers])}
     for i, layer in enumerate(layers):
         tensors |= {f"layers.{i}.{name}": x for name, x in tensors_of(layer).items()}

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import Cache
 
-from tarnn.conversion.cache import HybridCacheLayer, make_cache
+from tarnn.conversion.cache import ConstantCache, HybridCacheLayer
 from tarnn.conversion.described import classes_of, is_described
 from tarnn.conversion.interface import warn_beyond
 from tarnn.conversion.layer import HeadStates
@@ -72,7 +72,7 @@ def arguments_of(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any] | No
     settings = vars(given.get("generation_config") or model.generation_config) | dict(given)
     if settings.get("use_cache") is False or any(settings.get(x) for x in OTHER_CACHE):
         return for_generate(given)
-    return {**given, CACHE: make_cache(model)}
+    return {**given, CACHE: ConstantCache(model)}
 
 
 def ask_for(model: nn.Module) -> None:

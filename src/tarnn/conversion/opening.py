@@ -27,6 +27,7 @@ from tarnn.conversion.options import DEFAULTS, KEY, attach
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
 from tarnn.errors import UserError
+from tarnn.huggingface.patching.patch import known_layers, patch_transformers
 from tarnn.json_file import read_json, without_links
 from tarnn.log import Log, silent
 from tarnn.models.meta_device import build_on_meta
@@ -53,7 +54,8 @@ def is_converted(fields: dict[str, Any]) -> bool:
 def open_pretrained(
     folder: Path, *, converted: bool | None = None, attention: str | None = None, report: Log = silent
 ) -> Any:
-    """Open the model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files.
+    """Open the model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files. Linear layers
+    are tarnn's (`patch_transformers`).
 
     converted: whether `tarnn convert` must have written it, or must not; None: either. attention: the implementation that
     it runs (sdpa, tarnn_hybrid, tarnn_linear); None: its own. report: called with a line about weights that the model does
@@ -86,7 +88,17 @@ def open_pretrained(
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         report(f"{file} has weights that a {model_class.__name__} does not use: {', '.join(unused[:3])}{more}")
     model.config.name_or_path = str(folder)
+    patch(model, report)
     return model.eval()
+
+
+def patch(model: nn.Module, report: Log) -> None:
+    """Let its linear layers use tarnn's ops, if it has some."""
+    if any(known_layers(model)):
+        try:
+            patch_transformers(model)
+        except ValueError as error:  # of a transformers that differs from what was tested
+            report(str(error))
 
 
 def refuse_other_kinds(folder: Path, fields: dict[str, Any], converted: bool | None) -> None:

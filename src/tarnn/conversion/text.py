@@ -1,16 +1,17 @@
 """A converted model as the token loop runs it: a prompt in pieces, then token by token, in constant memory."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from tarnn.conversion.cache import constant_cache
+from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.described import classes_of
 from tarnn.conversion.fused import new_states
 from tarnn.conversion.opening import open_pretrained, tokenizer_of
@@ -39,14 +40,21 @@ class CacheState:
     def select(self, rows: Tensor) -> "CacheState":
         """Rows by their numbers; a number may come several times."""
         chosen = self.clone()
-        chosen.cache.batch_select_indices(rows)
+        chosen.cache.reorder_cache(cast(Any, rows))
         return CacheState(chosen.cache, chosen.position[rows])
 
     @property
     def nbytes(self) -> int:
-        layers: list[Any] = self.cache.layers
-        parts = (x.state if hasattr(x, "state") else (x.keys, x.values) for x in layers if x.is_initialized)
-        return sum(sum(y.nbytes for y in x) if isinstance(x, tuple) else x.nbytes for x in parts)
+        return sum(x.nbytes for layer in self.cache.layers for x in held_by(layer))
+
+
+def held_by(layer: Any) -> Iterator[Any]:
+    """What a layer of a cache holds: its state, or the tensors of transformers' own."""
+    if isinstance(layer, HybridCacheLayer):
+        yield from () if layer.state is None else (layer.state,)
+        return
+    for value in vars(layer).values():  # keys and values; of linear layers a dict of tensors by number
+        yield from (x for x in (value.values() if isinstance(value, dict) else (value,)) if isinstance(x, Tensor))
 
 
 class ConvertedText(nn.Module):

@@ -24,16 +24,16 @@ class Pair(NamedTuple):
     place: str
 
 
-def read_pairs(sources: Sequence[str], first: str, last: str) -> Iterator[Pair]:
+def read_pairs(sources: Sequence[str], first: str, last: str, options: str = "") -> Iterator[Pair]:
     """The pairs of all sources in the order given: of a .tsv file its first and last column, of .jsonl lines, .csv
-    and `datasets` rows the fields called `first` and `last`.
+    and `datasets` rows the fields called `first` and `last`. options: that name others, for messages.
 
     Raises UserError, with file and line, for a line without two columns or fields, one that is empty, what is not UTF-8
     or JSON, a damaged file, and a source with no pair in it.
     """
     for source in sources:
         pair = None
-        for pair in _read(source, first, last):
+        for pair in _read(source, first, last, options):
             for name, text in ((first, pair.first), (last, pair.last)):
                 if not text:
                     raise UserError(f"{pair.place}: the {name} is empty; correct the line, or remove it.")
@@ -52,10 +52,11 @@ def rows_of(source: str, expected: str = KINDS) -> Iterator[tuple[str, Row]]:
     return read_rows(path)
 
 
-def _read(source: str, first: str, last: str) -> Iterator[Pair]:
+def _read(source: str, first: str, last: str, options: str) -> Iterator[Pair]:
     for place, row in rows_of(source):
         if isinstance(row, dict):
-            yield Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
+            one, other = (field_of(row, name, place, options, numbers=True) for name in (first, last))
+            yield Pair(one, other, place)
         elif len(row) < 2:
             raise UserError(
                 f"{place} has no tab; expected the {first} and the {last} with a tab between them, or a .jsonl or .csv file."

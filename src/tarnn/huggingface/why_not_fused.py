@@ -3,7 +3,11 @@
 from typing import Any
 
 from tarnn.decoding.fused import refusal
+from tarnn.huggingface.described.forward import described_generate
 from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active
+from tarnn.huggingface.patching.families import FAMILIES
+
+DESCRIBED = [family.name for family in FAMILIES if any(hook.replace is described_generate for hook in family.hooks)]
 
 
 def why_not_fused(model: Any) -> str | None:
@@ -14,8 +18,8 @@ def why_not_fused(model: Any) -> str | None:
     maker = getattr(model.forward, "maker", FusedForward)
     if maker is FusedForward and not hasattr(type(model), "describe"):
         return (
-            f"generate of {type(model).__name__} knows no fused step: tarnn's own models do, linear families of transformers "
-            "under tarnn.patch_transformers(), and converted models"
+            f"generate of {type(model).__name__} knows no fused step: tarnn's own models have one, converted Llamas and their "
+            f"relatives, and under tarnn.patch_transformers() {', '.join(DESCRIBED)}"
         )
     if (why := refusal(model, maker(model, None, 0).classes())) is not None:
         return why

@@ -4,6 +4,7 @@ What is trained for is the task's to say (`tarnn.tasks`); length, time, log, che
 """
 
 import math
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -176,9 +177,7 @@ def run(
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
-    sample = None
-    if args.process_index == 0:
-        sample = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
+    sample = sample_of(task, trainer.budget, show) if args.process_index == 0 else None
     return TrainResult(
         settings.out,
         state.step,
@@ -189,6 +188,23 @@ def run(
         best_rates(settings.out / LOG, state.best_step, task.rates),
         task.example,
     )
+
+
+def sample_of(task: Trainable, budget: TimeBudget | None, show: bool) -> Sample | None:
+    """Let the trained model make something; None, with a line on stderr, where that fails: all that was trained is saved."""
+    try:
+        return task.sample(None if budget is None else max(1.0, budget.left()))
+    except Exception as error:
+        if os.environ.get("TARNN_TRACEBACK"):
+            raise
+        if show:
+            reason = " ".join(str(error).split())[:200]
+            print(
+                f"tarnn: the run is complete and saved, but its model made no sample ({type(error).__name__}: {reason}); "
+                "TARNN_TRACEBACK=1 with --resume shows where it failed",
+                file=sys.stderr,
+            )
+        return None
 
 
 def best_rates(log: Path, step: int | None, names: tuple[str, ...]) -> dict[str, float]:

@@ -111,7 +111,7 @@ def _within(model: nn.Module) -> Changes:
         raise TypeError(f"patch_transformers takes a model of transformers, or nothing; got {type(model).__name__}.")
     changes: list[tuple[Any, str, Any]] = []
     replaced = {}
-    for family, layer in _known_layers(model):
+    for family, layer in known_layers(model):
         if family.name not in replaced and (why := _refusal(family)) is not None:
             raise ValueError(f"{type(model).__name__} stays as it is: {why}.")
         functions = {x.path: x.replace(places.before(*_owner(family, x))) for x in family.hooks if "." not in x.path}
@@ -130,7 +130,8 @@ def _within(model: nn.Module) -> Changes:
     return changes, replaced, {}
 
 
-def _known_layers(model: nn.Module) -> Iterator[tuple[Family, nn.Module]]:
+def known_layers(model: nn.Module) -> Iterator[tuple[Family, nn.Module]]:
+    """The layers that `patch_transformers` replaces, each with its family."""
     by_file = {family.path: family for family in FAMILIES}
     for layer in model.modules():
         family = by_file.get(type(layer).__module__)

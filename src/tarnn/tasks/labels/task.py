@@ -60,7 +60,9 @@ class ClassificationTask(TokenTask):
         return super().examples_of(rows, trained, log)
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
-        return list(read_pairs(sources, self.settings.label_field, self.settings.text_field))
+        return list(
+            read_pairs(sources, self.settings.label_field, self.settings.text_field, "--label-field, --text-field")
+        )
 
     @staticmethod
     def input_of(row: Pair) -> str:

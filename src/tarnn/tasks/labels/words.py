@@ -116,5 +116,8 @@ def list_of(row: Row, name: str, place: str) -> list[object]:
     value = row.get(name) if isinstance(row, dict) else None
     if not isinstance(value, list):
         got = f"a {type(value).__name__}" if name in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
-        raise UserError(f"{place} has {got} where a list was expected, in the field {name!r}.")
+        raise UserError(
+            f"{place} has {got} where a list was expected, in the field {name!r}; name the right one with --tokens-field, "
+            "--labels-field."
+        )
     return value

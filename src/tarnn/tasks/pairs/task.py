@@ -47,7 +47,9 @@ class Seq2SeqTask(TokenTask):
     settings: Seq2SeqSettings
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
-        return list(read_pairs(sources, self.settings.text_field, self.settings.target_field))
+        return list(
+            read_pairs(sources, self.settings.text_field, self.settings.target_field, "--text-field, --target-field")
+        )
 
     @staticmethod
     def input_of(row: Pair) -> str:

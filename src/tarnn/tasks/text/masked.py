@@ -89,7 +89,11 @@ class MaskedLMTask(WindowTask):
         backend = reader.backend_tokenizer
         foreign = getattr(reader, "mask_token", None)  # of a model of transformers
         name, plain = foreign or MASK, foreign is not None
-        mask = backend.token_to_id(name)
+        if (mask := backend.token_to_id(name)) is None:
+            raise UserError(
+                f"the model's tokenizer has no mask token ({name}), so no text can say where it is to guess. Take the tokenizer "
+                "that the model was trained with: its tokenizer_config.json names a mask_token."
+            )
         for text in inputs:
             ids = torch.tensor([backend.encode(text).ids], device=model.device)
             places = (ids[0] == mask).nonzero()[:, 0]
