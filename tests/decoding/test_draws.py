@@ -81,10 +81,9 @@ def test_a_row_draws_the_same_in_any_company(rows_of_table, seed):
         assert torch.equal(result.likeliest[0], together.likeliest[i, :i])
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_the_kernel_draws_what_the_definition_draws(seed):
+def test_the_kernel_draws_what_the_definition_draws():
     """But where a sum of probabilities is within rounding of the random number or of a limit."""
-    assert alike(seed)
+    assert [seed for seed in range(300) if not alike(seed)] == []
 
 
 @given(st.integers(0, 2**32), st.sampled_from([3, 64, 200]), st.data())
