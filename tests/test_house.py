@@ -51,9 +51,6 @@ GROUND = {  # files at the top level, which anybody may use, and which look into
     "tarnn",
     "units",
 }
-LAUNDERED = {  # names that are taken from a file which only imports them, and why
-    "tarnn.huggingface.registered": "the names of tarnn.models: to import one registers all with transformers"
-}
 LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so unseen by these tests
     "tarnn.lazy": "names of packages, on first use",
     "tarnn.registry": "the files of a package, for all names that they declare",
@@ -98,7 +95,7 @@ def test_a_name_is_imported_from_where_it_is_made():
         f"{module} imports {name} from {home}"
         for module in FILES
         for home, name in imports(module)
-        if name in re_exports(home) and home not in LAUNDERED
+        if name in re_exports(home)
     ]
     assert laundered == []
 
