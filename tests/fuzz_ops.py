@@ -1,7 +1,7 @@
-"""Drawn calls of the scans, or of hybrid attention, against their definitions, by whatever computes them here.
+"""Drawn calls of an op against its definition, by whatever computes them here.
 
     python tests/fuzz_ops.py hybrid --calls 10000 --out benchmarks/results/fuzz_hybrid.json
-    python tests/fuzz_ops.py scan --first 4711 --calls 1
+    python tests/fuzz_ops.py "diagonal scan" --first 4711 --calls 1
 
 Prints the worst, and exits with 1 where one errs more than its definition in its own precision explains.
 """
@@ -12,23 +12,29 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from support import hybrid_calls, scan_calls
+import torch
+from support.drawn_calls import OPS, drawn, excess
 from tqdm import tqdm
 
 from tarnn.cli.machine import machine_facts
 
-EXCESS = {"scan": scan_calls.excess, "hybrid": hybrid_calls.excess}
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("op", choices=EXCESS)
+    parser.add_argument("op", choices=OPS)
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first call")
+    parser.add_argument("--unjudged", action="store_true", help="only compute them: sanitizers do the judging")
     parser.add_argument("--out", type=Path, help="where to write what was found, as JSON")
     options = parser.parse_args()
-    numbers = range(options.first, options.first + options.calls)
-    found = {number: EXCESS[options.op](number) for number in tqdm(numbers, disable=None)}
+    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN: what isn't written shows
+    numbers = tqdm(range(options.first, options.first + options.calls), disable=None)
+    if options.unjudged:
+        for number in numbers:
+            call = drawn(options.op, number).leaves()
+            call.numbers(call.run())
+        return 0
+    found = {number: excess(options.op, number) for number in numbers}
     worst = max(found, key=lambda number: found[number])
     over = {number: of_limit for number, of_limit in found.items() if of_limit > 1}
     print(f"{options.calls} calls, {len(over)} over their limit; the worst, {worst}: {found[worst]:.2f} of what may be")

@@ -50,7 +50,9 @@ suite() {  # what compiles is left out: the sanitizers would follow into the com
 whole_models=(tests/conversion/test_fused.py tests/huggingface/test_described.py tests/huggingface/test_described_mamba2.py)
 drawn() {
     sanitized tests/fuzz.py --unjudged --calls "$1"
-    sanitized tests/fuzz_delta.py --unjudged --calls "$1"
+    for op in delta "low rank" "diagonal scan" "selective scan" convolution hybrid; do
+        sanitized tests/fuzz_ops.py "$op" --unjudged --calls "$(($1 / 2))"
+    done
 }
 
 case "${1:-}" in
@@ -61,7 +63,6 @@ case "${1:-}" in
             fi
             echo "sanitize: $isa"
             TARNN_ISA=$isa drawn 3000
-            TARNN_ISA=$isa sanitized tests/fuzz_ops.py hybrid --calls 1000
             TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused tests/decoding/test_draws.py "${whole_models[@]}"
         done ;;
     *) suite "$@" ;;

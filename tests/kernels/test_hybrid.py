@@ -1,9 +1,8 @@
 """The compiled kernels of hybrid attention: drawn calls, and errors that they have to notice."""
 
-from dataclasses import replace
-
 import pytest
-from support import hybrid_calls
+from support import drawn_calls
+from support.drawn_calls import drawn, excess
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -11,26 +10,22 @@ pytestmark = pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("block", range(0, 60, 20))
 def test_drawn_calls(block):
     """`python tests/fuzz_ops.py hybrid` draws thousands."""
-    for number in range(block, block + 20):
-        assert hybrid_calls.excess(number) <= 1, number
+    assert [number for number in range(block, block + 20) if excess("hybrid", number) > 1] == []
 
 
 def is_telling(call):
     """Whether there are keys beyond window and sinks."""
-    t = call.tensors["q"].shape[2]
-    return t > call.options["window"] + call.options["sinks"] + 1 and (call.cuts, call.options["key_mask"]) == (
-        None,
-        None,
-    )
+    few = call.options["window"] + call.options["sinks"] + 1
+    return call.length > few and call.way == "whole" and call.key_mask is None and call.options["phi"] is not None
 
 
 @pytest.mark.parametrize("name", ["window", "sinks", "scale"])
 def test_another_call_is_noticed(name, monkeypatch):
-    number = next(number for number in range(100) if is_telling(hybrid_calls.drawn(number)))
-    ours = hybrid_calls.Hybrid.ours
+    number = next(number for number in range(100) if is_telling(drawn("hybrid", number)))
+    op = drawn_calls.OPS["hybrid"]
 
-    def others(call):
-        return ours(replace(call, options=call.options | {name: call.options[name] + 1}))
+    def others(tensors, state, **options):
+        return op.run(tensors, state, **options | {name: options[name] + 1})
 
-    monkeypatch.setattr(hybrid_calls.Hybrid, "ours", others)
-    assert hybrid_calls.excess(number) > 1
+    monkeypatch.setitem(drawn_calls.OPS, "hybrid", op._replace(run=others))
+    assert excess("hybrid", number) > 1

@@ -1,10 +1,8 @@
 """An op is added in 60 lines, and has gradients, compile, export, packing and the chooser from the contract."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 from support import decayed_sum as toy
 from support.decayed_sum import Call, SumState, compute, decayed_sum
@@ -27,12 +25,6 @@ def inputs(n: int = 2, *, b: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     return x.requires_grad_(), S.requires_grad_()
 
 
-@pytest.mark.one_path
-def test_it_takes_sixty_lines():
-    lines = Path(toy.__file__).read_text().splitlines()
-    assert sum(bool(line) for line in lines) <= 60
-
-
 def test_it_is_what_its_definition_says():
     x, S = inputs()
     o = decayed_sum(x, 0.7, state=SumState(S))
@@ -40,41 +32,6 @@ def test_it_is_what_its_definition_says():
     expected = torch.autograd.grad(definition(x, 0.7, S).square().sum(), (x, S))
     for found, right in zip(torch.autograd.grad(o.square().sum(), (x, S)), expected):
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("cuts", [None, CUTS], ids=["batch", "packed"])
-def test_both_derivatives_of_the_call_and_of_the_operator(cuts):
-    x, S = inputs(3, b=1) if cuts is not None else inputs()
-    calls = [
-        lambda x, S: tuple(compute(Call(x, S, None, cuts, 0.5))),
-        lambda x, S: compute.forward_op(x, S, None, cuts, 0.5),
-    ]
-    for f in calls:
-        assert torch.autograd.gradcheck(f, (x, S))
-        assert torch.autograd.gradgradcheck(f, (x, S))
-
-
-@pytest.mark.compile
-@pytest.mark.one_path
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_torch_takes_it():
-    """opcheck, torch.compile without a graph break, with gradients, torch.func and torch.export."""
-    x, S = inputs()
-    torch.library.opcheck(compute.forward_op, (x, S, None, None, 0.5))
-    torch.library.opcheck(compute.forward_op, (x[:1], S[:1].expand(3, -1, -1), None, CUTS, 0.5))
-    f = lambda x: decayed_sum(x).square().sum()  # noqa: E731
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-    (expected,) = torch.autograd.grad(f(x), x)
-    torch.testing.assert_close(torch.autograd.grad(compiled(x), x)[0], expected)
-    torch.testing.assert_close(torch.func.grad(f)(x.detach()), expected)
-
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return decayed_sum(x)
-
-    exported = torch.export.export(Module(), (x.detach(),)).module()
-    torch.testing.assert_close(exported(x.detach()), decayed_sum(x.detach()))
 
 
 def test_a_compiled_kernel_is_a_file_of_its_name(monkeypatch):

@@ -216,26 +216,6 @@ def test_it_is_exported_for_two_tokens_and_more(device):
         torch.testing.assert_close(program(*short), Exported()(*short))
 
 
-@pytest.mark.compile
-@pytest.mark.thorough
-@pytest.mark.one_path
-@pytest.mark.parametrize("packed", [False, True])
-def test_it_compiles_whole(packed):
-    case = drawn(16, dtype=torch.float32)
-    case.options = {name: x.float().requires_grad_() for name, x in case.options.items()}
-    cu_seqlens = torch.tensor([0, 5, 16]) if packed else None
-
-    def f(q, k, v, options):
-        return linear_attention(q, k, v, causal=False, cu_seqlens=cu_seqlens, **options)
-
-    plain, compiled = (
-        torch.autograd.grad(g(case.q, case.k, case.v, case.options).sum(), list(case.options.values()))
-        for g in (f, torch.compile(f, fullgraph=True, backend="aot_eager"))
-    )
-    for x, y in zip(compiled, plain):
-        torch.testing.assert_close(x, y)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_loses_no_more_than_its_inputs(dtype):
     """Sums are float32, and rounded once."""
@@ -244,15 +224,6 @@ def test_low_precision_loses_no_more_than_its_inputs(dtype):
     assert o.dtype == dtype
     rounded = case.definition().to(dtype)
     assert relative_error(o, case.definition()) < 1.5 * relative_error(rounded, case.definition()) + 1e-6
-
-
-@pytest.mark.one_path
-def test_autocast_casts_first():
-    case = drawn(9, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        o = attend(case)
-    half = [x.bfloat16() for x in (case.q, case.k, case.v)]
-    assert torch.equal(o, linear_attention(*half, causal=False, **case.options))
 
 
 def test_values_with_heads_of_their_own():

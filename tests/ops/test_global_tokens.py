@@ -142,24 +142,6 @@ def test_gradients_through_global_tokens_and_to_them():
     assert torch.autograd.gradcheck(attend, (q, k, v), fast_mode=True)
 
 
-@pytest.mark.refusals
-@pytest.mark.parametrize(
-    ("tokens", "error", "words"),
-    [
-        ([0], TypeError, "must be a tensor.*got \\[0\\]"),
-        (torch.ones(2, T), TypeError, "bool mask.*got torch.float32"),
-        (torch.ones(2, T - 1, dtype=torch.bool), ValueError, r"\(b, t\) = \(2, 150\).*got torch.bool \(2, 149\)"),
-        (torch.ones(2, T, dtype=torch.int64), ValueError, r"places \(n,\).*got torch.int64 \(2, 150\)"),
-        (torch.tensor([3, -1]), ValueError, "counted from 0.*got -1"),
-    ],
-)
-def test_refusals(tokens, error, words):
-    with pytest.raises(error, match=words):
-        both_sides(*tensors(), global_tokens=tokens)
-    with pytest.raises(ValueError, match="global_tokens need causal=False"):
-        both_sides(*tensors(), causal=True, global_tokens=torch.tensor([0]))
-
-
 @pytest.mark.compile
 def test_a_graph_does_not_hold_how_many_there_are():
     """torch.compile breaks the graph there; asked for a whole one it says why not."""

@@ -6,11 +6,9 @@ import pytest
 import torch
 from support.chunks import tiny_chunks
 
-from tarnn.feature_maps import Identity
 from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.linear.definition import quadratic
-from tarnn.ops.linear.op import attend
 
 BOTH = list(product((False, True), repeat=2))
 MAPS = {"identity": lambda x: x, "exp": torch.exp, "elu": lambda x: torch.nn.functional.elu(x) + 1}
@@ -147,26 +145,6 @@ def test_both_derivatives(normalize):
     assert torch.autograd.gradgradcheck(f, (q, k, v, log_decay, weight), fast_mode=True)
 
 
-@pytest.mark.compile
-@pytest.mark.one_path
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_torch_compiles_it():
-    q, k, v, log_decay, weight = drawn(2, 6, 9)
-    torch.library.opcheck(
-        attend.forward_op,
-        (q, k, v, log_decay, weight, *[None] * 7, "identity", True, True, 0.0, 1.0, 0.0, 0.0, 0.0, True),
-    )
-
-    def f(*x):
-        options = {"log_decay": x[3], "key_log_weight": x[4]}
-        return linear_attention(*x[:3], Identity(), causal=True, normalize="at_least_one", **options)
-
-    inputs = (q, k, v, log_decay, weight)
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-    for x, y in zip(*(torch.autograd.grad(g(*inputs).square().sum(), inputs) for g in (compiled, f))):
-        close(x, y)
-
-
 def test_no_head_is_repeated_in_memory():
     """Where kernels take them, q and k have the bits of repeated ones, and gradients their sums."""
     if not library.available():
@@ -178,44 +156,3 @@ def test_no_head_is_repeated_in_memory():
         repeated = [x.repeat_interleave(3, 1) for x in (q, k)]
         expected = linear_attention(*repeated, v, "identity", causal=True, normalize=False, log_decay=log_decay)
     assert torch.equal(o, expected)
-
-
-T = torch.zeros
-WRONG = {
-    "heads of values": (
-        lambda: linear_attention(T(1, 2, 3, 4), T(1, 2, 3, 4), T(1, 3, 3, 4), causal=True),
-        "a multiple",
-    ),
-    "fewer": (lambda: linear_attention(T(1, 4, 3, 4), T(1, 4, 3, 4), T(1, 2, 3, 4), causal=True), "a multiple"),
-    "both": (lambda: linear_attention(T(1, 4, 3, 4), T(1, 2, 3, 4), T(1, 8, 3, 4), causal=True), "one number of heads"),
-    "no values": (lambda: linear_attention(T(1, 2, 3, 4), T(1, 2, 3, 4), T(1, 0, 3, 4), causal=True), "a multiple"),
-    "decay": (
-        lambda: linear_attention(T(1, 2, 3, 4), T(1, 2, 3, 4), T(1, 4, 3, 4), causal=True, log_decay=T(1, 2, 3)),
-        r"\(b, g, s\) = \(1, 4, 3\)",
-    ),
-    "normalize": (
-        lambda: linear_attention(T(1, 2, 3, 4), T(1, 2, 3, 4), T(1, 2, 3, 4), causal=True, normalize="one"),
-        "True, False or \"at_least_one\"; got 'one'",
-    ),
-    "eps": (
-        lambda: linear_attention(
-            T(1, 2, 3, 4), T(1, 2, 3, 4), T(1, 2, 3, 4), causal=True, normalize="at_least_one", eps=1.0
-        ),
-        "takes no eps",
-    ),
-    "a map": (
-        lambda: linear_attention(
-            T(1, 2, 3, 4), T(1, 2, 3, 4), T(1, 2, 3, 4), "favor", causal=True, normalize="at_least_one"
-        ),
-        "takes the maps that kernels know",
-    ),
-}
-
-
-@pytest.mark.one_path
-@pytest.mark.refusals
-@pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_said(case):
-    call, sentence = WRONG[case]
-    with pytest.raises(ValueError, match=sentence):
-        call()

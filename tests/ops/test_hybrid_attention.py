@@ -11,7 +11,7 @@ from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
 from tarnn.kernels.eager.hybrid import CHUNK
 from tarnn.kernels.hybrid import at
-from tarnn.ops import linear_attention, softmax_attention
+from tarnn.ops import softmax_attention
 from tarnn.ops.features import features, log_features
 from tarnn.ops.hybrid import attend as hybrid_attend, definition as hybrid_definition
 from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
@@ -536,44 +536,6 @@ def test_far_until_of_both_sides_is_of_the_whole_sequence():
     whole, alone = (hybrid_attention(q, k, v, phi, **options) for phi in (MAPS["favor"], None))
     assert torch.equal(hybrid_attention(q, k, v, MAPS["favor"], far_until=40, **options), whole)
     assert close(hybrid_attention(q, k, v, MAPS["favor"], far_until=39, **options), alone)
-
-
-@pytest.mark.refusals
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"causal": True, "window": 0}, "window"),
-        ({"causal": True, "window": 3, "sinks": -1}, "sinks"),
-        ({"causal": True, "window": 3, "slots": -1}, "slots"),
-        ({"causal": True, "window": 3, "inplace": True}, "one token"),
-        ({"causal": True, "window": 3, "far_until": -1}, "far_until"),
-        ({"causal": True, "window": 3, "softcap": 0.0}, "softcap"),
-        ({"causal": False, "window": 3, "return_state": True}, "both sides"),
-        ({"causal": True, "window": True}, "window must be a whole number"),
-        ({"causal": True, "window": 2.5}, "window must be a whole number"),
-        ({"causal": True, "window": 3, "softcap": torch.nan}, "softcap must be"),
-        ({"causal": True, "window": 3, "scale": torch.inf}, "scale must be"),
-        ({"causal": True, "window": 3, "far_bias": torch.zeros(3)}, r"far_bias must be .* got \(3,\)"),
-        ({"causal": True, "window": 3, "log_decay": torch.ones(1)}, "log_decay must be ≤ 0"),
-        ({"causal": "yes", "window": 3}, "causal must be"),
-    ],
-)
-def test_refusals(options, words):
-    with pytest.raises(ValueError, match=words):
-        hybrid_attention(*tensors(1, 1, 1, 4), MAPS["elu"], **options)
-
-
-@pytest.mark.refusals
-def test_what_is_no_tensor_is_refused():
-    q, k, v = tensors(1, 1, 1, 4)
-    for attend in (hybrid_attention, linear_attention, softmax_attention):
-        options = {"window": 3, "feature_map": "elu"} if attend is hybrid_attention else {}
-        with pytest.raises(TypeError, match="cu_seqlens must be a tensor; got list"):
-            attend(q, k, v, causal=True, cu_seqlens=[0, 4], **options)
-    with pytest.raises(TypeError, match="exact_queries must be a tensor"):
-        hybrid_attention(q, k, v, None, causal=True, window=3, exact_queries=[0])
-    with pytest.raises(ValueError, match="a head and a channel"):
-        hybrid_attention(q[..., :0], k[..., :0], v, None, causal=True, window=3)
 
 
 def test_exact_queries_fade_too_and_are_nothing_where_a_row_has_no_token():

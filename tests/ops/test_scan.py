@@ -4,7 +4,8 @@ import pytest
 import torch
 from support.scans import Scan, draw
 
-from tarnn import ScanState, diagonal_scan, selective_scan
+from tarnn.ops.scan.diagonal import _scan as diagonal
+from tarnn.ops.scan.selective import _scan as selective
 
 KINDS = ("diagonal", "selective")
 both = pytest.mark.parametrize("kind", KINDS)
@@ -209,17 +210,6 @@ def test_any_mixture_of_types(x_type):
 
 
 @both
-def test_autocast_changes_nothing(kind, device):
-    scan = draw(kind, 2, 40, 5, state=True).map(lambda x: x.float()).leaves()
-    plain = scan.ours()
-    with torch.autocast(device, dtype=torch.bfloat16):
-        cast = scan.ours()
-    for x, y in zip(cast, plain):
-        assert x.dtype == torch.float32
-        assert torch.equal(x, y)
-
-
-@both
 @pytest.mark.parametrize("layout", ["channels apart", "every second", "expanded"])
 def test_any_strides(kind, layout):
     """Without a copy: as a convolution gives them (t runs fastest), as parts of a larger tensor, repeated."""
@@ -280,56 +270,37 @@ def test_empty_tensors(kind, size):
     compare(draw(kind, *size, state=True))
 
 
-# --- errors
+# --- derivatives and memory
 
-X, A, BC = torch.ones(2, 6, 5), torch.ones(5, 3), torch.ones(2, 6, 3)
-BAD = {
-    "two axes": ((X[0], X[0]), {}, r"takes x and log_decay \(b, t, c\); got x \(6, 5\)"),
-    "decay shape": ((X, X[:, :5]), {}, r"log_decay \(2, 5, 5\)"),
-    "integers": ((X, X.int()), {}, r"log_decay must be of a floating type; got torch.int32"),
-    "no tensor": ((X, -1.0), {}, r"log_decay must be a tensor; got float"),
-    "A": ((X, X, A.T, BC, BC), {}, r"A \(c, n\).*A \(3, 5\)"),
-    "B": ((X, X, A, BC[:, :5], BC), {}, r"B \(2, 5, 3\)"),
-    "D": ((X, X, A, BC, BC, X[0]), {}, r"D \(6, 5\)"),
-    "mask": ((X, X), {"key_mask": torch.ones(2, 5).bool()}, r"\(2, 6\); got \(2, 5\)"),
-    "mask of numbers": ((X, X), {"key_mask": torch.ones(2, 6)}, r"mask.bool\(\)"),
-    "packed batch": ((X, X), {"cu_seqlens": torch.tensor([0, 6])}, r"b = 1"),
-    "bounds": ((X[:1], X[:1]), {"cu_seqlens": torch.tensor([0, 5])}, r"end with the number of packed tokens, 6"),
-    "state": ((X, X), {"state": ScanState.zeros(2, 5, 3)}, r"h must be \(2, 5\) in torch.float32.*got \(2, 5, 3\)"),
-    "state of a batch": (
-        (X, X, A, BC, BC),
-        {"state": ScanState.zeros(1, 5, 3)},
-        r"must be \(2, 5, 3\).*got \(1, 5, 3\)",
-    ),
-    "state in half": ((X, X), {"state": ScanState.zeros(2, 5, dtype=torch.half)}, r"in torch.float16"),
-    "no state": ((X, X), {"state": torch.zeros(2, 5)}, r"must be a ScanState\(h\); got Tensor"),
-}
+OPERATORS = {"diagonal": diagonal, "selective": selective}
+CUTS = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
 
 
-@pytest.mark.refusals
-@pytest.mark.one_path
-@pytest.mark.parametrize(("inputs", "options", "message"), BAD.values(), ids=BAD)
-def test_errors_say_what_was_expected(inputs, options, message):
-    function = diagonal_scan if len(inputs) == 2 else selective_scan
-    with pytest.raises((ValueError, TypeError), match=message):
-        function(*inputs, **options)
+def small(kind: str, packed: bool = False, masked: bool = False) -> Scan:
+    scan = draw(kind, 1 if packed else 2, 6, 3, 2, masked=masked)
+    return Scan(kind, scan.tensors, draw(kind, 3 if packed else 2, 1, 3, 2, state=True).h, scan.key_mask)
 
 
-@pytest.mark.refusals
-@pytest.mark.one_path
+@pytest.mark.thorough
 @both
-def test_errors_of_a_step(kind):
-    scan = draw(kind, 2, 1, 5)
-    with pytest.raises(ValueError, match=f"{kind}_scan_step takes one token"):
-        draw(kind, 2, 3, 5).step()
-    with pytest.raises(ValueError, match=r"needs a state to write into: make one with ScanState.zeros"):
-        scan.step(inplace=True)
+@pytest.mark.parametrize("packed", [False, True], ids=["batch, masked", "packed"])
+def test_both_derivatives_of_the_call_and_of_the_operator(kind, packed):
+    """Of every input, entry by entry."""
+    op, scan, cuts = OPERATORS[kind], small(kind, packed, masked=not packed).leaves(), CUTS if packed else None
+    tensors = [*scan.tensors.values(), scan.h]
+    for f in (
+        lambda *xs: tuple(op(op.call(*xs, scan.key_mask, cuts))[:2]),
+        lambda *xs: op.forward_op(*xs, scan.key_mask, cuts),
+    ):
+        assert torch.autograd.gradcheck(f, tensors)
+        assert torch.autograd.gradgradcheck(f, tensors, fast_mode=True)
 
 
-@pytest.mark.refusals
-@pytest.mark.one_path
-def test_names_of_other_libraries():
-    with pytest.raises(TypeError, match=r"no argument 'delta_softplus'.*dt=softplus"):
-        selective_scan(X, X, A, BC, BC, delta_softplus=True)
-    with pytest.raises(TypeError, match=r"return_state=True"):
-        selective_scan(X, X, A, BC, BC, return_last_state=True)
+@both
+def test_no_state_of_every_token_is_kept(kind):
+    """What autograd saves grows with the inputs, not with n times the inputs."""
+    scan, sizes = draw(kind, 1, 512, 8, 16).leaves(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        scan.ours()
+    inputs = sum(x.numel() for x in scan.tensors.values())
+    assert sum(sizes) <= inputs + 512 // 64 * 8 * 16

@@ -60,15 +60,6 @@ def test_in_place_needs_room_for_log_weights():
         run(case, state, inplace=True)
 
 
-@pytest.mark.refusals
-def test_step_reads_only_one_token_and_says_so():
-    case = Case(b=1, g=1, r=1, t=2)
-    with pytest.raises(ValueError, match=r"one token.*\(1, 1, 2, 5\).*linear_attention"):
-        step(case.q, case.k, case.v)
-    with pytest.raises(ValueError, match=r"inplace.*LinearState.zeros"):
-        step(case.q[:, :, :1], case.k[:, :, :1], case.v[:, :, :1], inplace=True)
-
-
 def test_a_step_in_place_is_seen_by_autograd():
     """A state that backward still needs may not be written to unnoticed."""
     case = Case(b=1, g=2, r=1, t=4, weighted=True)

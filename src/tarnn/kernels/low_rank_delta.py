@@ -56,10 +56,15 @@ class Call(NamedTuple):
         """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
         return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.q.shape[2])
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the heads of q lie beside each other in memory, as a projection leaves them."""
+        return self.q.stride(1) < self.q.stride(2)
+
     def new_o(self) -> Tensor:
         """To write o into: in the layout of q, so that heads merge without a copy."""
         (b, h, t, _), e = self.q.shape, self.v.shape[3]
-        if self.q.stride(1) < self.q.stride(2):
+        if self.side_by_side:
             return self.q.new_empty(b, t, h, e).transpose(1, 2)
         return self.q.new_empty(b, h, t, e)
 

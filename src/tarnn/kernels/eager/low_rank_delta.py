@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tarnn.kernels.eager import packed
+from tarnn.kernels.eager.forward_pass import in_time
 from tarnn.kernels.eager.weights import chunk_weights
 from tarnn.kernels.low_rank_delta import IN_TIME, PER_SEQUENCE, Call, Outputs
 from tarnn.kernels.plain import known_finite
@@ -66,7 +67,7 @@ def _whole(call: Call) -> Outputs:
         segment: Any = [None if x is None else x[:, :, start:stop].unflatten(2, (n, -1)) for x in inputs]
         o, S = _segment(S, *segment)
         parts.append((call.scale * o).to(call.q.dtype))
-    o = torch.cat(parts, 2)
+    o = in_time(call, parts)
     if spoilt is not None:
         o = marked(o, spoilt.cumsum(2) > 0)
         S = S + torch.zeros_like(S).masked_fill(spoilt.any(2)[..., None, None], torch.nan)

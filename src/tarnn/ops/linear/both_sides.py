@@ -61,8 +61,9 @@ def attend_both_sides(
     with nullcontext() if ranks is None else telling(ranks):
         at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype
         _check(q, k, v, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
-    facts = {"the op": "linear_attention to both sides", "normalize": normalize, "key_mask": looks(key_mask, 1)}
-    facts |= {"key_log_weight": looks(key_log_weight, 2)}
+    facts = {"the op": "linear_attention to both sides", "normalize": normalize}
+    if ranks is not None:
+        facts |= {"key_mask": looks(key_mask, 1), "key_log_weight": looks(key_log_weight, 2)}
     first, second, order = two_sweeps(ranks, facts, q.shape[2], cu_seqlens, q.device)
     phi = map_of(feature_map, q, normalize is True)
     eps = default_eps(q.dtype) if eps is None else float(eps)
