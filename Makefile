@@ -8,31 +8,33 @@ LOCK   := constraints.txt
 TORCH  := torch
 BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test test-all test-oldest test-newest coverage format sanitize pages gpu install lock wheel clean
+.PHONY: demo quick test nightly test-oldest test-newest coverage format sanitize pages gpu install lock wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
 
 # one thread a worker: two that wait for each other by spinning are slower than one
-quick test test-all: export OMP_NUM_THREADS = 1
+quick test nightly: export OMP_NUM_THREADS = 1
 
 # before each commit, in less than a minute of one core: the rules of the house, and the laws at small sizes
 quick: install
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough and not slow" tests/test_house.py tests/ops tests/feature_maps tests/attention
 
-# how long each test took: build/tests.xml
+# at each commit: at most seven minutes on two quiet cores; how long each test took is in build/tests.xml
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q -m "not slow" --junitxml=build/tests.xml
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not compile" --junitxml=build/tests.xml
 
-# and what is slow and rarely breaks: GPU kernels by Triton's interpreter, the laws under a runtime type checker
-test-all: test
-	$(BIN)/python -m pytest -n 2 -q -m slow --junitxml=build/slow_tests.xml
+# each night, all other proof: what needs a compiler of graphs or takes long (every family, scripts, pages), GPU kernels by
+# Triton's interpreter, the laws under a runtime type checker, the kernels under the sanitizers
+nightly: test
+	$(BIN)/python -m pytest -n 2 -q -m "slow or compile" --junitxml=build/nightly_tests.xml
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -q tests/triton/interpreted
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
+	tests/sanitize.sh
 
 # with the lowest versions that pyproject.toml allows, and with the newest that there are, of transformers even beyond its
 # range: what breaks, as a table by family of models

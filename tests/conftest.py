@@ -18,6 +18,16 @@ def pytest_configure(config):
         config.add_cleanup(compiled.cleanup)
 
 
+SCRIPTS = {"benchmarks", "experiments"}  # which no user imports: they are opened at each commit, and run each night
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SCRIPTS & set(item.path.relative_to(ROOT).parts) and "test_every_script_opens" not in item.name:
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def poisoned_memory():
     """torch.empty is filled with NaN, so that an output that is not written shows."""

@@ -2,8 +2,8 @@
 # The compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a library of their own in build/sanitize,
 # and the tests that run it, in one process; and the threads of a fused step under ThreadSanitizer. The first finding ends it.
 #
-#   tests/sanitize.sh            threads; 3,000 drawn calls, tests of kernels, ops and prompts, with each instruction set  (make sanitize)
-#   tests/sanitize.sh --short    threads; 300 drawn calls, tests of prompts, with the richest one                         (.ci/run)
+#   tests/sanitize.sh            threads; 3,000 drawn calls, tests of kernels, ops and prompts, with each instruction set  (make nightly)
+#   tests/sanitize.sh --short    threads; 300 drawn calls, tests of prompts, with the richest one
 #   tests/sanitize.sh -k packed  what pytest is told
 #
 # PYTHON, CMAKE and CXX name other programs. It takes GCC on Linux: the sanitizers have to be there before Python is.

@@ -26,8 +26,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
+EACH_COMMIT = {"README.md", "cookbook.md"}  # the other pages are read each night
+
+
 def named(language: str) -> list:
-    return [pytest.param(block, id=block.place) for block in ALL if block.language == language]
+    night = {page: () if page.name in EACH_COMMIT else pytest.mark.slow for page in PAGES}
+    return [pytest.param(x, id=x.place, marks=night[x.page]) for x in ALL if x.language == language]
 
 
 @pytest.mark.parametrize("block", named("python"))

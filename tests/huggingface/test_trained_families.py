@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import tarnn
 from tarnn.ops.registration import Op
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NAMES = ["Qwen3-Next", "Mamba-2", "OLMo-hybrid"]
 TEXT = "What a recurrent model has read is kept in a state of one size, and no page of it is ever turned back. "
 GREEDY = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}

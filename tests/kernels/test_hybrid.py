@@ -22,11 +22,11 @@ def is_telling(call):
 
 @pytest.mark.parametrize("name", ["window", "sinks", "scale"])
 def test_another_call_is_noticed(name, monkeypatch):
-    number = next(number for number in range(100) if is_telling(drawn("hybrid", number)))
+    number = next(number for number in range(100) if is_telling(drawn("hybrid", number, "float64")))
     op = drawn_calls.OPS["hybrid"]
 
     def others(tensors, state, **options):
         return op.run(tensors, state, **options | {name: options[name] + 1})
 
     monkeypatch.setitem(drawn_calls.OPS, "hybrid", op._replace(run=others))
-    assert excess("hybrid", number) > 1
+    assert excess("hybrid", number, "float64") > 1

@@ -12,6 +12,7 @@ from tarnn.kernels.cpu import library
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("isa", library.ISAS[:-1])
 def test_lesser_instruction_sets(isa):

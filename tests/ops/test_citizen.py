@@ -80,7 +80,7 @@ def gradients(o: torch.Tensor, drawn: Drawn, **options) -> tuple[torch.Tensor, .
 @pytest.mark.thorough
 @every_op
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("by", ["call", "operator"])
+@pytest.mark.parametrize("by", ["call", pytest.param("operator", marks=pytest.mark.slow)])
 def test_both_derivatives(case, way, by):
     """In all inputs at once, through a state too; of calls in chunks of a few tokens, and of the operators that torch sees."""
     skip_stateless(case, way)
@@ -258,15 +258,15 @@ def test_opcheck(case, way):
 @quiet
 @every_op
 def test_compiles_without_a_graph_break(case):
-    """With any length, with gradients and a state; packed rows; the step."""
+    """With any size, with gradients and a state; packed rows; the step."""
     torch.compiler.reset()
     options = {"return_state": True} if case.stateful else {}
 
     def run(inputs, given, **more):
         return case.op(*inputs, **given, **more)
 
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
-    for t in (5, 9):
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=case.dynamic)
+    for t in (5, 9) if case.dynamic else (9,):
         drawn = leaves(case.draw(2, t))
         expected, found = (g(drawn.inputs, drawn.options, **options) for g in (run, compiled))
         o, right = (x[0] if case.stateful else x for x in (found, expected))

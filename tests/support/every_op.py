@@ -43,6 +43,7 @@ class Case:
     packed_states: bool = True
     stateful: bool = True
     step: Callable | None = None  # step(*inputs, state=, **options)
+    dynamic: bool = True  # torch compiles it for all sizes at once
     autocast: bool | None = True  # whether it casts inputs; None: it does not say
 
     def draw(self, b: int, t: int, seed: int = 0) -> "Drawn":
@@ -178,9 +179,13 @@ OPS = {
     ),
     "softmax": Case(partial(softmax_attention, causal=True), packed_states=False, step=softmax_step, autocast=None),
     "softmax, weighted": Case(
-        partial(softmax_attention, causal=True), options=("key_log_weight",), stateful=False, autocast=None
+        partial(softmax_attention, causal=True),
+        options=("key_log_weight",),
+        stateful=False,
+        autocast=None,
+        dynamic=False,
     ),
-    "softmax, both sides": Case(partial(softmax_attention, causal=False), stateful=False),
+    "softmax, both sides": Case(partial(softmax_attention, causal=False), stateful=False, dynamic=False),
     "hybrid": Case(
         partial(hybrid_attention, causal=True, window=4, sinks=2, **MAP),
         step=partial(hybrid_step, window=4, sinks=2, **MAP),

@@ -3,5 +3,5 @@
 import os
 
 # Triton decides when it is imported whether kernels are interpreted, so these tests have a process of their own
-# (`make test-all` starts it): TRITON_INTERPRET=1 python -m pytest tests/triton/interpreted
+# (`make nightly` starts it): TRITON_INTERPRET=1 python -m pytest tests/triton/interpreted
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]

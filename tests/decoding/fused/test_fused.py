@@ -52,7 +52,7 @@ def differences(model, step, batch, steps, prompt=0):
 
 
 @compiled
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", [1, 3, 17])
 @pytest.mark.parametrize("kind", list(SERVED))
 def test_text_is_that_of_the_model(kind, batch, threads):
