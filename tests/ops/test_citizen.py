@@ -259,6 +259,8 @@ def test_opcheck(case, way):
 @every_op
 def test_compiles_without_a_graph_break(case):
     """With any size, with gradients and a state; packed rows; the step."""
+    if case.dynamic is None:
+        pytest.skip("torch makes no whole graph of it")
     torch.compiler.reset()
     options = {"return_state": True} if case.stateful else {}
 

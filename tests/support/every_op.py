@@ -43,7 +43,7 @@ class Case:
     packed_states: bool = True
     stateful: bool = True
     step: Callable | None = None  # step(*inputs, state=, **options)
-    dynamic: bool = True  # torch compiles it for all sizes at once
+    dynamic: bool | None = True  # whether torch compiles it for all sizes at once; None: it makes no whole graph of it
     autocast: bool | None = True  # whether it casts inputs; None: it does not say
 
     def draw(self, b: int, t: int, seed: int = 0) -> "Drawn":
@@ -175,9 +175,14 @@ OPS = {
         partial(linear_attention, causal=False, **EXP), options=("key_log_weight",), stateful=False
     ),
     "linear, both sides, fading": Case(
-        partial(linear_attention, causal=False, **ELU), options=("log_decay", "back", "key_log_weight"), stateful=False
+        partial(linear_attention, causal=False, **ELU),
+        options=("log_decay", "back", "key_log_weight"),
+        stateful=False,
+        dynamic=None,
     ),
-    "softmax": Case(partial(softmax_attention, causal=True), packed_states=False, step=softmax_step, autocast=None),
+    "softmax": Case(
+        partial(softmax_attention, causal=True), packed_states=False, step=softmax_step, autocast=None, dynamic=False
+    ),
     "softmax, weighted": Case(
         partial(softmax_attention, causal=True),
         options=("key_log_weight",),
@@ -189,13 +194,15 @@ OPS = {
     "hybrid": Case(
         partial(hybrid_attention, causal=True, window=4, sinks=2, **MAP),
         step=partial(hybrid_step, window=4, sinks=2, **MAP),
+        dynamic=None,
     ),
     "hybrid, fading": Case(
         partial(hybrid_attention, causal=True, **MAP, **HYBRID),
         options=("log_decay",),
         step=partial(hybrid_step, **MAP, **HYBRID),
+        dynamic=None,
     ),
-    "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False, dynamic=None),
     "diagonal scan": Case(
         scans.diagonal_of_heads, inputs=("x",), options=("rates",), step=scans.diagonal_step_of_heads, autocast=False
     ),
@@ -223,7 +230,10 @@ OPS = {
         partial(delta_rule, normalize_qk=True), options=("beta",), step=partial(delta_step, normalize_qk=True)
     ),
     "delta, resets": Case(
-        partial(delta_rule, normalize_qk=0.1), options=("beta", "resets"), step=partial(delta_step, normalize_qk=0.1)
+        partial(delta_rule, normalize_qk=0.1),
+        options=("beta", "resets"),
+        step=partial(delta_step, normalize_qk=0.1),
+        dynamic=False,
     ),
     "delta, channels": Case(
         partial(delta_rule, normalize_qk=True),
@@ -235,6 +245,7 @@ OPS = {
         inputs=("k", "k", "more v"),
         options=("more beta",),
         step=partial(delta_step, normalize_qk=True, scale=2.0),
+        dynamic=False,
     ),
     "a new op": Case(decayed_sum, inputs=("x",), autocast=None),
 }
