@@ -5,6 +5,7 @@ import json
 import threading
 
 import httpx
+import numpy as np
 import pytest
 
 from tarnn.serving.http import body as body_module, completions, models, prompts, wire
@@ -102,3 +103,19 @@ def test_prompts_are_counted_before_they_are_taken_apart(ask, monkeypatch):
     monkeypatch.setattr(completions, "split", None)
     answer = ask("/v1/completions", json.dumps({"prompt": [[1]] * 129}).encode())
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+
+
+def test_a_line_without_an_end_is_encoded_in_pieces(served, monkeypatch):
+    """All others are encoded as ever."""
+    encoded = []
+    monkeypatch.setattr(prompts, "LONGEST_LINE", 10)
+    monkeypatch.setattr(prompts, "encode", lambda _, data, param: encoded.append(data) or np.frombuffer(data, np.uint8))
+    for text, pieces in (
+        ("ab\ncd\n" * 9, ["ab\ncd\n" * 9]),
+        ("é" * 10, ["é" * 10]),
+        ("a\n" + "b" * 25 + "\nc", ["a\nbbbbbbbbbb", "bbbbbbbbbb", "bbbbb\nc"]),
+        ("\n" * 30, ["\n" * 30]),
+    ):
+        encoded.clear()
+        assert prompts.long_ids(served("linear"), text, "prompt").tolist() == list(text.encode())
+        assert encoded == [piece.encode() for piece in pieces]

@@ -238,3 +238,5 @@ def test_a_short_model_gathers_no_more_than_it_can_write(served):
         body = {"prompt": "x", "max_tokens": 10**18, "ignore_eos": True}
         answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 47
+        echo = {"prompt": "x" * 47, "echo": True, "max_tokens": 4}  # a text is no list of logprobs
+        assert httpx.post(f"{address}/v1/completions", json=echo, timeout=60).status_code == 200

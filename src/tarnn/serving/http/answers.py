@@ -68,7 +68,9 @@ def numbers_of(answers: Sequence[Answer]) -> int:
     return sum(1 + len(logprob.likeliest) for answer in answers for logprob in answer.logprobs)
 
 
-async def whole(build: Callable[[], dict[str, Any]], numbers: int, headers: Mapping[str, str]) -> Response:
+async def whole(
+    build: Callable[[], dict[str, Any]], numbers: int, headers: Mapping[str, str] | None = None
+) -> Response:
     """An answer as JSON. One of many numbers is built and written in a thread, bit by bit: the loop is not held up."""
     if numbers <= FEW:
         return JSONResponse(build(), headers=headers)

@@ -85,7 +85,10 @@ def check_gathered(
     """Raises ApiError (400) where the answers to these, kept until they are whole, would take more than a request may."""
     most = request.app.state.settings.max_gathered
     limit = engine.model.model.config.max_position_embeddings or sys.maxsize
-    numbers = sum(x.n * (min(x.max_tokens, limit) + echo * len(x.prompt)) * (1 + (x.logprobs or 0)) for x in requests)
+    numbers = 0
+    for x in requests:
+        echoed = len(x.prompt) if echo and x.logprobs is not None else 0
+        numbers += x.n * (min(x.max_tokens, limit) + echoed) * (1 + (x.logprobs or 0))
     if numbers > most:
         raise bad(
             f"{param}: this answer may have {numbers:,} tokens and logprobs; what is not streamed as it is written has at "

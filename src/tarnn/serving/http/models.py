@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from tarnn._version import __version__
 from tarnn.serving.engine import Engine
+from tarnn.serving.http.answers import whole
 from tarnn.serving.http.asking import engine_of, text_engine_of
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.prompts import ids_of, prompt_ids, text_of
@@ -47,7 +48,7 @@ async def tokenize(request: Request) -> Response:
     asked = await read_request(request, TokenizeRequest)
     model, most = text_engine_of(request, asked.model).model, request.app.state.settings.max_prompt
     ids = await prompt_ids(model, asked.prompt, "prompt", most=most, goes_on=True)
-    return JSONResponse({"tokens": ids.tolist(), "count": len(ids)})
+    return await whole(lambda: {"tokens": ids.tolist(), "count": len(ids)}, len(ids))
 
 
 async def detokenize(request: Request) -> Response:

@@ -19,6 +19,7 @@ from tarnn.tasks.checkpoint import SavedTokenizer
 Ids = Int[np.ndarray, " t"]
 MODELS = 16  # whose tables are kept
 SHORT = 4096  # characters that are encoded at once; longer texts don't hold the loop up
+LONGEST_LINE = 2**18  # characters of a line that are encoded at once
 
 
 @lru_cache(maxsize=MODELS)
@@ -36,16 +37,28 @@ def vocabulary(model: ServedModel) -> Vocabulary:
 
 async def text_ids(model: ServedModel, text: str, param: str) -> Ids:
     """The ids of a text; what looks like a special token in it is text. ApiError names the parameter."""
-    data = text.encode()
     try:
         if len(text) > SHORT:
-            ids = await asyncio.to_thread(encode, text_tokenizer(model), data, param)
+            ids = await asyncio.to_thread(long_ids, model, text, param)
         else:
-            ids = encode(text_tokenizer(model), data, param)
+            ids = encode(text_tokenizer(model), text.encode(), param)
         check_ids(ids, model.model.config.vocab_size)
     except UserError as error:
         raise bad(str(error), param, "invalid_value") from None
     return ids.astype(np.int32)
+
+
+def long_ids(model: ServedModel, text: str, param: str) -> Ids:
+    """The ids of a text of any length. Lines that are longer than others' texts are cut, so that no thread waits for one."""
+    parts, start, line = [], 0, 0
+    while len(text) - line > LONGEST_LINE:
+        behind = text.rfind("\n", line, line + LONGEST_LINE) + 1
+        line = behind or line + LONGEST_LINE
+        if not behind:
+            parts.append(text[start:line])
+            start = line
+    encoded = [encode(text_tokenizer(model), part.encode(), param) for part in (*parts, text[start:])]
+    return np.concatenate(encoded)
 
 
 def text_of(model: ServedModel, ids: Ids) -> str:

@@ -5,7 +5,7 @@ So what looks like a special token in a message is marked before the template se
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from tarnn.serving.model import ServedModel
 Messages = Sequence[Mapping[str, str]]
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # code points that are no characters and stand in no text
 NEVER = "(?!)"
+NONE = np.zeros(0, np.int64)
 PIECE, LONGEST_PIECE = 2**16, 2**17  # characters of a text that are encoded at once
 
 
@@ -52,25 +53,30 @@ def rendered(model: ServedModel, messages: Messages, *, answer_follows: bool) ->
 
 def encoded(model: ServedModel, text: str) -> tuple[Ids, Int[np.ndarray, " t"]]:
     """The tokens of what a template wrote, and the place in it behind each."""
-    ids: list[int] = []
-    ends: list[int] = []
+    ids, ends = [NONE], [NONE]
     place = 0
-    for match in (*patterns(model)[1].finditer(text), None):
+    for match in (*marks(model, text), None):
         end = len(text) if match is None else match.start()
         _encode(model.tokenizer.backend_tokenizer, text[place:end], place, ids, ends)
         if match is not None:
             _encode(text_tokenizer(model).backend_tokenizer, match[1] or "", match.start() + 1, ids, ends)
             place = match.end()
-    return np.array(ids, np.int32), np.array(ends, np.int64)
+    return np.concatenate(ids).astype(np.int32), np.concatenate(ends)
 
 
-def _encode(backend: Any, text: str, place: int, ids: list[int], ends: list[int]) -> None:
+def marks(model: ServedModel, text: str) -> Iterable[re.Match[str]]:
+    return patterns(model)[1].finditer(text) if OPEN in text or CLOSE in text else ()
+
+
+def _encode(
+    backend: Any, text: str, place: int, ids: list[Int[np.ndarray, " t"]], ends: list[Int[np.ndarray, " t"]]
+) -> None:
     for start, piece in cut(text):
         [encoding] = backend.encode_batch(
             [piece], add_special_tokens=False
         )  # unlike `encode` it lets other threads run
-        ids += encoding.ids
-        ends += [place + start + end for _, end in encoding.offsets]
+        ids.append(np.array(encoding.ids, np.int64))
+        ends.append(np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1] + (place + start))
 
 
 def cut(text: str) -> Iterator[tuple[int, str]]:
