@@ -4,8 +4,8 @@ One thread calls it. Nothing here waits, for a reader or for anything else.
 """
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from tarnn.serving.model import ServedModel
 from tarnn.serving.queue import FairQueue
 from tarnn.serving.reading import Reading
 from tarnn.serving.rows import EVERY, Rows, without
-from tarnn.serving.shares import client_of, is_behind, makes_way, next_of
+from tarnn.serving.shares import client_of, given_up, is_behind, makes_way, next_of
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stream import Mail, wake
 
@@ -261,18 +261,7 @@ class Rounds:
         mail.parked = True
         if not any(x.has_news for x in mail.answers):  # it was quicker than this
             mail.ask("resume", mail)
-        self._end_surplus()
-
-    def _end_surplus(self) -> None:
-        """Parked texts end where there are too many bytes of them: the oldest of the client who has the most."""
-        sizes = {mail: bytes_of(answers) for mail, answers in self.parked.items()}
-        while len(sizes) > 1 and sum(sizes.values()) > self._max_parked:
-            shares: Counter[str] = Counter()
-            for mail, size in sizes.items():
-                shares[mail.request.client] += size
-            [(client, _)] = shares.most_common(1)
-            mail = next(x for x in sizes if x.request.client == client)
-            del sizes[mail]
+        for mail in given_up(self.parked, self._max_parked):
             self._leave(mail)
             self._end_all(mail, "error", TOO_SLOW)
 
@@ -308,8 +297,3 @@ class Rounds:
     def _end(self, answer: Answer, finish: str, snapshot: Snapshot | None = None, error: str = "") -> None:
         answer.end(finish, snapshot, error)
         self._told[answer.mail] = None
-
-
-def bytes_of(answers: Iterable[Answer]) -> int:
-    """Of the states at which they stand; choices of a request may share one."""
-    return sum({id(x.at): x.at.nbytes for x in answers if x.at is not None}.values())

@@ -1,9 +1,13 @@
-"""Who of several clients gets a row next, and who makes way: none has two rows more than another one who waits."""
+"""Who of several clients gets a row next, and who makes way: none has two rows more than another one who waits.
+
+And whose slow readers are waited for no longer.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tarnn.serving.answer import Answer
+from tarnn.serving.stream import Mail
 
 
 def client_of(answer: Answer) -> str:
@@ -29,3 +33,23 @@ def makes_way(waiting: Iterable[Answer], writing: Sequence[Answer]) -> int | Non
         return None
     rows = Counter(map(client_of, writing))
     return max(range(len(writing)), key=lambda row: (rows[client_of(writing[row])], row))
+
+
+def given_up(parked: Mapping[Mail, Sequence[Answer]], most: int) -> list[Mail]:
+    """Requests that are parked and end, so that the states of the others take so many bytes at most: each time the oldest of the
+    client who has the most. One alone may take more."""
+    sizes = {mail: bytes_of(answers) for mail, answers in parked.items()}
+    ended = []
+    while len(sizes) > 1 and sum(sizes.values()) > most:
+        shares: Counter[str] = Counter()
+        for mail, size in sizes.items():
+            shares[mail.request.client] += size
+        [(client, _)] = shares.most_common(1)
+        ended.append(next(x for x in sizes if x.request.client == client))
+        del sizes[ended[-1]]
+    return ended
+
+
+def bytes_of(answers: Sequence[Answer]) -> int:
+    """Of the states at which they stand; choices of a request may share one."""
+    return sum({id(x.at): x.at.nbytes for x in answers if x.at is not None}.values())
