@@ -5,6 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the fast interface returns float32 logits
 CLOSE64 = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -307,3 +309,16 @@ def test_low_precision(kind, make_model, ids):
     _, state = model.prefill(x[:, :8], model.new_state(2, capacity=9))
     last, _ = model.step(x[:, 8], state)
     assert (last.double() - exact[:, 8]).norm() < 0.05 * exact[:, 8].norm()
+
+
+@pytest.mark.compile
+def test_a_model_is_exported_without_a_cache():
+    """Which is no output that torch.export knows."""
+    model = TarnnForCausalLM(
+        TarnnConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).eval()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    t = torch.export.Dim("t", min=2)
+    program = torch.export.export(model, (ids,), dynamic_shapes={"input_ids": {1: t}}, strict=False).module()
+    for x in (ids, torch.arange(6)[None]):
+        torch.testing.assert_close(program(x).logits, model(x).logits)

@@ -187,8 +187,8 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on either side. cu_seqlens:
         int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' own
         arguments for this work as well (`find_documents`). use_cache: return a cache; by default as the config says,
-        but not in training nor for packed documents. cross: what each layer's cross-attention reads, as `Block` takes
-        it, in a decoder. output_attentions: return the weights of each softmax layer.
+        but not in training, for packed documents, nor in torch.export, which knows no cache. cross: what each layer's
+        cross-attention reads, as `Block` takes it, in a decoder. output_attentions: return the weights of each softmax layer.
 
         Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
         don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
@@ -220,7 +220,8 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         if sharing:
             use_cache = False
         if use_cache is None:
-            use_cache = self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
+            wanted = self.config.use_cache and self.config.causal and not torch.compiler.is_exporting()
+            use_cache = wanted and not self.training and cu_seqlens is None
         if not self.config.causal and (use_cache or cache is not None):
             raise ValueError(
                 "a model that sees both sides reads whole sequences and has no cache; leave out cache and use_cache."

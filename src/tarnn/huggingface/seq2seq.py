@@ -109,7 +109,8 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
                 raise ValueError("an encoder–decoder needs decoder_input_ids, or labels to make them from.")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and labels is None
+            wanted = self.config.use_cache and not torch.compiler.is_exporting()
+            use_cache = wanted and not self.training and labels is None
         if use_cache and cache is None:
             cache = self._new_cache()
         weights = kwargs.pop("output_attentions", self.config.output_attentions)
