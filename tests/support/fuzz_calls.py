@@ -252,7 +252,7 @@ class Call:
     def to(self, device: str) -> "Call":
         """This call with its tensors there; the definition is computed on the CPU before."""
         self.inputs, self.grads = ([x.to(device) for x in xs] for xs in (self.inputs, self.grads))
-        self.mask = None if self.mask is None else self.mask.to(device)
+        self.mask, self.M = (None if x is None else x.to(device) for x in (self.mask, self.M))
         self.feature_map = deepcopy(self.feature_map).to(device)
         return self
 
