@@ -66,7 +66,8 @@ def convert(
         raise UserError("--feature-map none has no features; leave out --features and --mode features.")
     model_device = pick_device(device)
     model = open_pretrained(checkpoint, converted=False, report=log).to(model_device)
-    check_cache(model)
+    if model.can_generate():
+        check_cache(model)
     tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length)
     check_length(length, ExactKeys(window, sinks))
     products = choose(shapes_of(model, length), model_device)

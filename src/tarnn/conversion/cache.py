@@ -91,7 +91,7 @@ def constant_cache(model: PreTrainedModel) -> ConstantCache:
 
     The model runs attn_implementation="tarnn_hybrid" or "tarnn_linear". Its own sliding-window and linear layers keep what
     transformers keeps for them. Heads of mode "exact" keep all keys, so their layers grow: a warning names them.
-    Raises ValueError for a model that runs something else.
+    Raises ValueError for a model that runs something else, or whose cache can't be of constant size.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
     if not str(name).startswith("tarnn_"):
@@ -106,22 +106,27 @@ def constant_cache(model: PreTrainedModel) -> ConstantCache:
 
 
 def check_cache(model: PreTrainedModel) -> None:
-    """Raise ValueError for a model that takes no cache but its own."""
+    """Raise ValueError for a model that has no cache of constant size, whatever its attention computes."""
     if model.config.model_type in OWN_CACHE:
         raise ValueError(
-            f"{type(model).__name__} keeps its linear layers' states in a cache of its own, which can't be made constant; "
-            "patch_transformers() computes it as it is."
+            f"{type(model).__name__} keeps its linear layers' states in a cache of its own, so converting it would not make its "
+            "cache constant; patch_transformers() computes it as it is."
+        )
+    layers: list[Any] = ConstantCache(model).layers
+    if twofold := [i for i, x in enumerate(layers) if isinstance(x, DynamicLayer) and hasattr(x, "recurrent_states")]:
+        raise ValueError(
+            f"layer {twofold[0]} of {type(model).__name__} keeps all keys beside a recurrent state, so converting it would "
+            "not make its cache constant; patch_transformers() computes it as it is."
         )
 
 
 def warn_of_growth(model: PreTrainedModel, cache: ConstantCache) -> None:
     """Warn of layers that keep all keys of some head, by their numbers."""
     modules, kinds = attention_layers(model), dict(enumerate(cache.layers))
-    heads = {getattr(modules[i], "layer_idx", i) for i, x in converted_layers(model).items() if x.grows}
-    heads = {i for i in heads if isinstance(kinds.get(i), HybridCacheLayer)}
-    twofold = {i for i, x in kinds.items() if isinstance(x, DynamicLayer) and hasattr(x, "recurrent_states")}
-    for growing, which in ((heads, 'of heads of mode "exact"'), (twofold, "beside a recurrent state")):
-        if growing:
-            numbers = ", ".join(map(str, sorted(growing)))
-            what = f"layer {numbers} keeps" if len(growing) == 1 else f"layers {numbers} keep"
-            warnings.warn(f"{what} all keys {which}: this cache grows with the sequence there.", stacklevel=3)
+    places = [getattr(modules[i], "layer_idx", i) for i, layer in converted_layers(model).items() if layer.grows]
+    growing = [str(i) for i in places if isinstance(kinds.get(i), HybridCacheLayer)]
+    if growing:
+        what = f"layer {growing[0]} keeps" if len(growing) == 1 else f"layers {', '.join(growing)} keep"
+        warnings.warn(
+            f'{what} all keys of heads of mode "exact": this cache grows with the sequence there.', stacklevel=3
+        )
