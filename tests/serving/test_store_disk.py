@@ -16,6 +16,7 @@ from support.stored import same, served, snapshot_after, snapshot_of
 from tarnn.decoding.state_file import load_state
 from tarnn.errors import UserError
 from tarnn.serving.storage import disk as disk_module
+from tarnn.serving.storage.index import ID_BYTES, Index
 from tarnn.serving.store import StateStore
 from tarnn.serving.stored import NameTaken, StateGone, UnfitState, UnknownState
 
@@ -216,6 +217,19 @@ def test_one_key_pushes_out_no_state_of_one_that_has_less(linear, open_store, te
     assert [x.id for x in store.list("b")] == [x.id for x in few]
     assert 1 < len(store.list("a")) < 60
     assert store.stats.disk_bytes <= 500_000
+
+
+def test_ids_count_in_a_share(linear, open_store, tmp_path):
+    """They take room in the index, though a fork has no file of its own."""
+    store = open_store()
+    held = store.hold("a", snapshot_after(linear, TOKENS), note="12345")
+    index = Index(tmp_path / "states" / "index.sqlite", linear.key)
+    before = index.shares()
+    assert before["a"] > held.bytes + len(TOKENS) * 4 + 5
+    for _ in range(3):
+        store.fork("a", held.id)
+    assert index.shares() == {"a": before["a"] + 3 * ID_BYTES}
+    index.close()
 
 
 def test_a_key_has_its_share_of_a_folder_that_another_has_filled(linear, open_store):

@@ -60,6 +60,7 @@ class HoldRow(NamedTuple):
 
 
 TENANT = "substr(owner, instr(owner, '/') + 1)"  # of a root
+ID_BYTES = 300  # what an id takes in the index, measured
 SHARES = f"""
     WITH RECURSIVE places(root, id, bytes) AS (
         SELECT node, node, 0 FROM roots
@@ -68,7 +69,7 @@ SHARES = f"""
     parts(tenant, bytes) AS (
         SELECT {TENANT}, p.bytes FROM places p JOIN roots r ON r.node = p.root
         UNION ALL SELECT {TENANT}, s.bytes FROM states s JOIN roots r ON r.node = s.root
-        UNION ALL SELECT tenant, length(note) FROM holds
+        UNION ALL SELECT tenant, length(note) + {ID_BYTES} FROM holds
     )
     SELECT tenant, SUM(bytes) FROM parts GROUP BY tenant
 """
