@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from support.attention_cases import MAPS, Case, cases, relative_error
 
+from tarnn import feature_maps
 from tarnn.ops import linear_attention, packing
 from tarnn.ops.linear import definition as linear_definition
 
@@ -190,3 +191,21 @@ def test_gradients_of_narrow_decays_are_rounded_once(shape, dtype):
         grads.append(torch.autograd.grad(o.sum() / 100, decay)[0])
     assert grads[1].abs().max() > 1
     assert torch.equal(grads[0], grads[1].to(dtype))
+
+
+def test_the_slope_of_elu_at_zero_is_one(device):
+    """On either side of it and so at it, by the op, by the module, by torch.func, and to both sides."""
+    phi = feature_maps.Elu()
+    q, k, v = (torch.randn(1, 2, 6, n, dtype=torch.float64, device=device) for n in (3, 3, 4))
+    at, near = torch.zeros_like(q), torch.full_like(q, 1e-9)
+    decay = torch.full((1, 2, 6), -0.1, dtype=torch.float64, device=device)
+    both = {"causal": False, "log_decay": decay, "log_decay_back": decay}
+    for attend in (
+        lambda q: linear_attention(q, k, v, phi, causal=True),
+        lambda q: linear_attention(phi(q), phi(k), v, torch.nn.Identity(), causal=True),
+        lambda q: linear_attention(q, k, v, phi, **both, key_log_weight=decay),
+    ):
+        slopes = [torch.autograd.grad(attend(x.requires_grad_()).sin().sum(), x)[0] for x in (at, near)]
+        torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-6)
+        slope = torch.func.grad(lambda x, attend=attend: attend(x).sin().sum())(at.detach())
+        torch.testing.assert_close(slope, slopes[1], rtol=1e-6, atol=1e-6)

@@ -42,7 +42,7 @@ class Elu(_Elementwise):
     describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        return x.clamp(min=0) + x.clamp(max=0).exp()
+        return x.relu() + x.clamp(max=0).exp()
 
 
 @register("relu")
