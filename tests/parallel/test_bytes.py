@@ -15,7 +15,7 @@ CALLS = {
     "256 channels, 8 heads": (WIDE, 8 * 32 * 33),
     "three ranks, two rows": (replace(WIDE, lengths=(50, 1, 50), b=2), 2 * 8 * 32 * 33),
     "decay per token": (replace(WIDE, decay="token"), 8 * (32 * 33 + 1)),
-    "decay per channel, log-weights": (replace(WIDE, decay="channel", weighted=True), 8 * (32 * 33 + 32 + 1)),
+    "decay per channel, log-weights": (replace(WIDE, decay="channel", weighted=True), 8 * (32 * 33 + 2 * 32)),
     "packed": (replace(WIDE, cuts=(0, 10, 20, 70, 190, 200)), 8 * 32 * 33),
     "packed without a sequence on two ranks": (replace(WIDE, cuts=(0, 50, 100, 150, 200)), 0),
 }

@@ -236,11 +236,12 @@ class Call:
     def _results(self, o: Tensor, S: Tensor, z: Tensor, M: Tensor | None, leaves: list[Tensor]) -> list[Tensor]:
         sums = [S.double(), z.double()]
         if M is not None:
-            factor = torch.where(M == -torch.inf, 0.0, M.double()).exp()
-            sums = [sums[0] * factor[..., None, None], sums[1] * factor[..., None]]
+            M = M.double() if M.ndim == 3 else M.double()[..., None]  # one for each feature, or for all
+            factor = torch.where(M == -torch.inf, 0.0, M).exp()
+            sums = [sums[0] * factor[..., None], sums[1] * factor]
             if self.M is not None:
-                units = (M.double() - self.M).nan_to_num(0.0).exp()  # both may be −∞
-                S, z = S * units[..., None, None].to(S.dtype), z * units[..., None].to(z.dtype)
+                units = (M - self.M[..., None]).nan_to_num(0.0).exp()  # both may be −∞
+                S, z = S * units[..., None].to(S.dtype), z * units.to(z.dtype)
         pairs = [(y, g.to(y.dtype)) for y, g in zip((o, S, z), self.grads) if y.requires_grad]
         grads = [torch.zeros_like(x) for x in leaves]
         if pairs:
@@ -375,7 +376,8 @@ class Call:
     def _stepped(self, q, k, v, options, inplace=False):
         a, outputs = self.drawn, [q.new_zeros(*q.shape[:2], 0, v.shape[3])]
         log_weights = a.weighted or self.feature_map.log_scaled
-        state = LinearState.zeros(a.b, a.g, a.features, a.e, log_weights=log_weights, dtype=wide(q.dtype))
+        room = {"log_weights": log_weights, "log_features": a.weighted and a.decay == "channel"}
+        state = LinearState.zeros(a.b, a.g, a.features, a.e, **room, dtype=wide(q.dtype))
         for i in range(a.s):
             at = slice(i, i + 1)
             o, state = step(

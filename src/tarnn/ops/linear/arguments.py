@@ -10,7 +10,7 @@ from torch import Tensor
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.plain import is_plain
-from tarnn.numerics import autocast, default_eps, finite, wide
+from tarnn.numerics import autocast, default_eps, finite, wide, widen
 from tarnn.ops.checks import check_attention
 from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.linear.state import LinearState
@@ -113,14 +113,19 @@ def _checked(
     eps = default_eps(q.dtype) if eps is None else float(eps)
     if key_mask is not None and not phi.kernel:  # whatever stands at masked keys, NaN too, meets no map
         k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+    options = (causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
     if phi.log_features and not at_least_one:
-        return _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
+        y, x = log_features(phi, q, "queries"), log_features(phi, k, "keys")
+        return _by_feature(None, None, y, x, v, *options)
     if phi.log_features or (at_least_one and not phi.kernel):
         raise ValueError(
             'normalize="at_least_one" takes the maps that kernels know, whose sums have one scale: "identity", Elu() and their '
             f"kin; got {phi._get_name()}."
         )
-    projection, q, k, query_log_weight, weight = _declared(phi, q, k)
+    declared = _declared(phi, q, k)
+    if _weighs_channels(log_decay, key_log_weight, state) and not at_least_one:
+        return _by_feature(*_features_apart(phi, declared, q, k, key_mask), v, *options)
+    projection, q, k, query_log_weight, weight = declared
     function, omega, bias, factor, square, offset, shift = projection
     sums = wide(q.dtype)
     if log_decay is not None:
@@ -152,12 +157,33 @@ def is_at_least_one(normalize: Any, eps: float | None) -> bool:
     return True
 
 
-def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state) -> Made:
-    """The call of a map with `log_features`: of features in units of their own maxima, which decay in their place."""
-    y, x = log_features(phi, q, "queries"), log_features(phi, k, "keys")
+def _weighs_channels(log_decay: Tensor | None, key_log_weight: Tensor | None, state: Any) -> bool:
+    """Whether sums need a maximum for each channel: channels that fade in turns fall below any one for all. (Exponential
+    features, whose scales are log-weights too, have one for all, unless the state has more.)"""
+    if log_decay is None or log_decay.ndim != 4 or log_decay.shape[3] == 0:
+        return False
+    return key_log_weight is not None or (state is not None and state.M is not None and state.M.ndim == 3)
+
+
+def _features_apart(
+    phi: FeatureMap, declared: Projected, q: Tensor, k: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features of queries and keys, and the logarithms of what they are to be multiplied with."""
+    if declared.projection.function == "identity" and declared.projection.omega is None:
+        (q, y), (k, x) = (declared.q, declared.query_log_weight), (declared.k, declared.key_log_weight)
+    else:
+        k = k if key_mask is None else k.masked_fill(~key_mask[:, None, :, None], 0.0)
+        (q, y), (k, x) = features(phi, q, "queries"), features(phi, k, "keys")
+    q, k = widen(q), widen(k)
+    y, x = (like.new_zeros(like.shape[:3]) if part is None else part.to(like.dtype) for part, like in ((y, q), (x, k)))
+    return q, k, y[..., None].expand_as(q), x[..., None].expand_as(k)
+
+
+def _by_feature(q, k, y, x, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state) -> Made:
+    """A call of features e^y ⊙ q and e^x ⊙ k (None: 1) in units of their own maxima, which decay in their place."""
     check_widths(y, x)
-    if v.shape[1] != k.shape[1]:  # maxima are one for each state
-        y, x = (z.repeat_interleave(v.shape[1] // k.shape[1], 1) for z in (y, x))
+    if v.shape[1] != x.shape[1]:  # maxima are one for each state
+        q, k, y, x = (z if z is None else z.repeat_interleave(v.shape[1] // x.shape[1], 1) for z in (q, k, y, x))
     if key_log_weight is not None:
         x = x + key_log_weight.to(x.dtype)[..., None]
     if key_mask is not None:
@@ -171,6 +197,7 @@ def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_
         if log_decay is not None:
             log_decay = log_decay.to(x.dtype)
             log_decay = log_decay[None, :, None].expand(b, g, s) if log_decay.ndim == 1 else log_decay
+            _check_channels(log_decay, (b, g, s, f))
             log_decay = log_decay if log_decay.ndim == 4 else log_decay[..., None]
             if key_mask is not None:  # no time passes at what is masked
                 log_decay = log_decay.masked_fill(~key_mask[:, None, :, None], 0.0)
@@ -180,8 +207,9 @@ def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_
         if S is not None and z is not None:
             keep = (M - finite(scaled.M)).exp()
             S, z = S * keep[..., None], z * keep
+    q, k = scaled.q if q is None else q * scaled.q, scaled.k if k is None else k * scaled.k
     call = Call(
-        scaled.q, scaled.k, v, scaled.log_decay, None, S, z, None, None, None, key_mask, cu_seqlens, "identity",
+        q, k, v, scaled.log_decay, None, S, z, None, None, None, key_mask, cu_seqlens, "identity",
         causal, normalize, eps,
     )  # fmt: skip
     return Made(call, None if normalize else scaled.U, scaled.M)
@@ -241,12 +269,17 @@ def _for_heads(x: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _check_state(call: Call) -> None:
     """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
     (b, g, s, _), f = call.v.shape, call.num_features
-    if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
-        raise ValueError(
-            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
-        )
+    if call.log_decay is not None:
+        _check_channels(call.log_decay, (b, g, s, f))
     if call.S is not None:
         check_sums((call.num_sequences, g, f, call.v.shape[3]), call.k, call.S, call.z, call.M)
+
+
+def _check_channels(log_decay: Tensor, shape: tuple[int, int, int, int]) -> None:
+    if log_decay.ndim == 4 and log_decay.shape[3] != shape[3]:
+        raise ValueError(
+            f"a log_decay with channels must be (b, g, s, f) = {shape}, per feature; got {tuple(log_decay.shape)}."
+        )
 
 
 def check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:

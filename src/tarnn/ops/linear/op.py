@@ -101,7 +101,8 @@ def linear_attention(
     Kept for backward: q, k, v, o, one number per query and, on a CPU where causal, one state in 256 tokens (512 with
     random features); the features are computed again. So it is with random features of softmax's kernel and of relu,
     whose projection is computed in the kernel too: t × m features are never stored. (The features of another φ are
-    ordinary tensors under autograd.) Twice differentiable.
+    ordinary tensors under autograd, and so are all where key_log_weight meets a decay per channel: their sums have a maximum
+    for each channel.) Twice differentiable.
 
     Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
 

@@ -15,7 +15,7 @@ class LinearState(State):
 
     Where keys carry log-weights, both sums are scaled by e^(−M), M the running maximum of those weights, so
     that they neither overflow nor underflow: the true sums are S·e^M and z·e^M. Without, M is None (0). Maps with
-    `log_features` have one M for each feature.
+    `log_features`, and `key_log_weight` beside a decay per channel, have one M for each feature.
     Its size does not depend on how many tokens it has seen. `g` counts key/value heads.
     """
 
@@ -37,7 +37,8 @@ class LinearState(State):
         device: torch.device | str | None = None,
     ) -> "LinearState":
         """The state that has seen nothing. `log_weights`: with room for M (at −∞: no key yet);
-        `log_features`: for one M per feature, as maps with `log_features` need."""
+        `log_features`: for one M per feature, as maps with `log_features` need, and `key_log_weight` beside a decay per channel;
+        exponential features beside such a decay take it too, and are then exact however far apart channels fade."""
         S = torch.zeros(batch_size, num_kv_heads, num_features, head_dim, dtype=dtype, device=device)
         z = S.new_zeros(batch_size, num_kv_heads, num_features)
         if log_features:

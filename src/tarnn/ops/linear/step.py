@@ -52,7 +52,7 @@ def step(
         )
     elif inplace and made.M is not None and state.M is not None and state.M.shape != made.M.shape:
         raise ValueError(
-            f"this map's sums have a maximum for each feature, M {tuple(made.M.shape)}; the state has {tuple(state.M.shape)}. "
+            f"these sums have a maximum for each feature, M {tuple(made.M.shape)}; the state has {tuple(state.M.shape)}. "
             "Make it with LinearState.zeros(…, log_features=True)."
         )
     outputs = attend.step(call, inplace=inplace)
