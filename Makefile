@@ -36,8 +36,8 @@ nightly: test
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
 	tests/sanitize.sh
 
-# with the lowest versions that pyproject.toml allows, and with the newest that there are, of transformers even beyond its
-# range: what breaks, as a table by family of models
+# with the lowest versions that pyproject.toml allows, and with the newest that there are, of torch and transformers even
+# beyond its ranges: what breaks, as a table by family of models
 test-oldest:
 	mkdir -p build
 	$(PYTHON) scripts/floors.py > build/floors.txt
@@ -47,7 +47,7 @@ test-oldest:
 test-newest:
 	rm -rf build/newest
 	$(MAKE) install VENV=build/newest LOCK=
-	build/newest/bin/python -m pip install --quiet --upgrade transformers
+	build/newest/bin/python -m pip install --quiet --upgrade torch transformers
 	OMP_NUM_THREADS=1 build/newest/bin/python scripts/other_versions.py
 
 # which lines no test runs: build/coverage/index.html; takes longer than `make test`
