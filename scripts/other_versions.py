@@ -6,6 +6,7 @@ python scripts/other_versions.py        in an environment of `make test-oldest` 
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
@@ -31,14 +32,18 @@ class Row:
             self.why = self.why or error
 
 
-def rows_of(report: ElementTree.Element, kept: dict[str, str]) -> dict[str, Row]:
-    """Rows from pytest's XML. kept: family → why `patch_transformers` leaves it as it is."""
+def rows_of(report: ElementTree.Element, families: Iterable[str], kept: dict[str, str]) -> dict[str, Row]:
+    """Rows from pytest's XML: a test whose parameter names one of the families is that family's.
+
+    kept: family → why `patch_transformers` leaves it as it is.
+    """
+    longest_first = "|".join(map(re.escape, sorted(families, key=len, reverse=True)))
+    of_a_family = re.compile(rf"\[(?:.*-)?({longest_first})(?:-.*)?\]$")
     rows: dict[str, Row] = {}
     for case in report.iter("testcase"):
         file, name = case.get("classname") or case.get("name", ""), case.get("name", "")
-        parameter = re.search(r"\[(.+)\]$", name)
-        of_a_family = parameter and re.search(r"famil|patched|undo", file)
-        key = parameter[1] if parameter and of_a_family else "/".join(file.split(".")[:2])
+        family = of_a_family.search(name)
+        key = family[1] if family else "/".join(file.split(".")[:2])
         if case.find("skipped") is None:
             failure = next((x for x in case if x.tag in ("failure", "error")), None)
             rows.setdefault(key, Row()).count(None if failure is None else failure.get("message", "").split("\n")[0])
@@ -65,9 +70,13 @@ def main() -> int:
     options = ["-n", "2", "-q", "-m", "not compile and not slow and not thorough", "--continue-on-collection-errors"]
     tests = [f"tests/{x}" for x in TESTS]
     suite = subprocess.run([sys.executable, "-m", "pytest", *options, f"--junitxml={xml}", *tests], cwd=ROOT)
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support import families, linear_families
+
     import tarnn
 
-    rows = rows_of(ElementTree.parse(xml).getroot(), tarnn.patch_transformers().kept)
+    names = {*families.FAMILIES, *linear_families.FAMILIES}
+    rows = rows_of(ElementTree.parse(xml).getroot(), names, tarnn.patch_transformers().kept)
     rows.setdefault("tests/smoke.py", Row()).count("see above" if smoke.returncode else None)
     rows.setdefault("pytest", Row()).count(
         None if suite.returncode in (0, 1) else "it did not run to its end: see above"
