@@ -34,23 +34,10 @@ ROOMS = {
     "serving": {"ops", "models", "decoding", "data", "tasks"},
 }
 ROOMS["cli"] = set(ROOMS) - {"kernels"}
-GROUND = {  # files at the top level, which anybody may use, and which look into no room
-    "_version",
-    "auto_classes",
-    "log",
-    "errors",
-    "extras",
-    "json_file",
-    "large_pages",
-    "lazy",
-    "matmul",
-    "moved",
-    "numerics",
-    "other_names",
-    "registry",
-    "tarnn",
-    "units",
-}
+GROUND = {
+    "_version", "auto_classes", "log", "errors", "extras", "json_file", "large_pages", "lazy", "matmul", "moved",
+    "numerics", "other_names", "registry", "tarnn", "units",
+}  # fmt: skip
 LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so unseen by these tests
     "tarnn.lazy": "names of packages, on first use",
     "tarnn.registry": "the files of a package, for all names that they declare",
@@ -118,14 +105,9 @@ def test_who_imports_from_an_old_place_is_told_the_new_one():
 
 
 OPENERS = {
-    "from_pretrained",
-    "from_config",
-    "safe_open",
-    "load_file",
-    "load_model",
-    "load_state_dict_from_url",
+    "from_pretrained", "from_config", "safe_open", "load_file", "load_model", "load_state_dict_from_url",
     "unpickle",
-}
+}  # fmt: skip
 MAY_OPEN = {
     "conversion/opening.py",  # models of transformers
     "decoding/weights.py",  # ours, tensor by tensor

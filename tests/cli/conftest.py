@@ -14,25 +14,9 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 TINY = [
-    "--hidden-size",
-    "32",
-    "--layers",
-    "2",
-    "--heads",
-    "2",
-    "--context",
-    "16",
-    "--batch-size",
-    "2",
-    "--steps",
-    "12",
-    "--eval-every",
-    "4",
-    "--save-every",
-    "4",
-    "--sample-tokens",
-    "4",
-]
+    "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2", "--steps", "12",
+    "--eval-every", "4", "--save-every", "4", "--sample-tokens", "4",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -19,23 +19,9 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.tasks.images import read_images
 
 TINY = [
-    "--hidden-size",
-    "16",
-    "--layers",
-    "1",
-    "--heads",
-    "2",
-    "--batch-size",
-    "8",
-    "--learning-rate",
-    "0.02",
-    "--steps",
-    "6",
-    "--eval-every",
-    "3",
-    "--save-every",
-    "6",
-]
+    "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",
+    "--steps", "6", "--eval-every", "3", "--save-every", "6",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -15,25 +15,9 @@ from tarnn.tasks.images.grid import GAP, LABEL
 from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [
-    "--task",
-    "image",
-    "--hidden-size",
-    "32",
-    "--layers",
-    "2",
-    "--heads",
-    "2",
-    "--batch-size",
-    "4",
-    "--steps",
-    "12",
-    "--eval-every",
-    "4",
-    "--save-every",
-    "4",
-    "--sample-images",
-    "0",
-]
+    "--task", "image", "--hidden-size", "32", "--layers", "2", "--heads", "2", "--batch-size", "4", "--steps", "12",
+    "--eval-every", "4", "--save-every", "4", "--sample-images", "0",
+]  # fmt: skip
 SIDE, SCALE = 4, 16  # of an image, and how much larger it is in a grid
 STEP = SIDE * SCALE + GAP
 

@@ -255,15 +255,9 @@ def test_the_model_is_what_preset_file_and_options_say(train, tmp_path):
 
 
 RANDOM = (
-    "--feature-map",
-    "favor,elu",
-    "--map-option",
-    "favor.num_features=8",
-    "--map-option",
-    "favor.centre=true",
-    "--redraw-every",
-    4,
-)
+    "--feature-map", "favor,elu", "--map-option", "favor.num_features=8", "--map-option", "favor.centre=true",
+    "--redraw-every", 4,
+)  # fmt: skip
 
 
 def test_random_features_are_redrawn_and_a_resumed_run_sees_the_same_draws(train, tmp_path):

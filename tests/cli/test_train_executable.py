@@ -13,25 +13,9 @@ import pytest
 
 BIN = Path(sys.executable).parent
 TINY = [
-    "--hidden-size",
-    "32",
-    "--layers",
-    "2",
-    "--heads",
-    "2",
-    "--context",
-    "16",
-    "--batch-size",
-    "4",
-    "--eval-every",
-    "8",
-    "--save-every",
-    "4",
-    "--sample-tokens",
-    "0",
-    "--val-fraction",
-    "0.1",
-]
+    "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "4", "--eval-every",
+    "8", "--save-every", "4", "--sample-tokens", "0", "--val-fraction", "0.1",
+]  # fmt: skip
 LAST = "checkpoints/checkpoint-60/model.safetensors"
 
 

@@ -41,19 +41,9 @@ OPTIONS = {
     "time_memory": (TIME, None, None),
 }
 GO_ON = {
-    "copy_task",
-    "detector",
-    "image_bits",
-    "long_classification",
-    "long_proteins",
-    "long_softmax",
-    "mixed_precision",
-    "protein_families",
-    "proteins",
-    "reviews",
-    "seq2seq",
-    "speech",
-}
+    "copy_task", "detector", "image_bits", "long_classification", "long_proteins", "long_softmax",
+    "mixed_precision", "protein_families", "proteins", "reviews", "seq2seq", "speech",
+}  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 
 

@@ -13,14 +13,9 @@ from tarnn.ops import linear_attention
 pytestmark = pytest.mark.usefixtures("compiled")
 
 MODES = [
-    "causal",
-    "full",
-    "full, weighted",
-    "decay a token, weighted",
-    "decay a head",
-    "unnormalised",
+    "causal", "full", "full, weighted", "decay a token, weighted", "decay a head", "unnormalised",
     "random features",
-]
+]  # fmt: skip
 WHOLE = {"b": 1, "g": 1, "d": 64, "e": 64, "dtype": "bfloat16"}
 
 

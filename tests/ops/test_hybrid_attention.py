@@ -281,23 +281,6 @@ def test_exact_queries_are_softmax():
     assert not close(o[:, :, 1:39], exact[:, :, 1:39], 1e-3)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients(causal):
-    q, k, v = tensors(1, 1, 2, 7)
-    decay = -torch.rand(1, 1, 7, dtype=torch.float64)
-    bias = torch.randn(2, dtype=torch.float64)
-
-    def attend(q, k, v, bias, decay):
-        decay = decay if causal else None
-        return hybrid_attention(
-            q, k, v, MAPS["favor"], causal=causal, window=2, sinks=1, slots=1, far_bias=bias, log_decay=decay
-        )
-
-    inputs = [x.requires_grad_() for x in (q, k, v, bias, decay)]
-    assert torch.autograd.gradcheck(attend, inputs)
-
-
 @settings(laws, max_examples=25)
 @given(case=cases(slots=0, log_decay=None))
 def test_compiled_gradients_are_the_plain_ones(case):
@@ -323,22 +306,6 @@ def test_compiled_gradients_are_the_plain_ones(case):
     assert all(close(x, y, 1e-9 * (1 + y.abs().max().item() if y.numel() else 1)) for x, y in zip(found, plain))
     size = [1 + (x.abs().max().item() if x.numel() else 0) for x in plain]
     assert all(close(x.double(), y.double(), 0.05 * n) for x, y, n in zip(rounded, plain_rounded, size))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", ["favor", "elu"])
-def test_gradients_of_the_compiled_kernels(name, causal):
-    q, k, v = tensors(2, 1, 2, 5)
-    bias = torch.randn(2, dtype=torch.float64)
-    mask = torch.ones(2, 5, dtype=torch.bool)
-    mask[1, :1] = False
-    options = {"causal": causal, "window": 2, "sinks": 1, "softcap": 3.0, "key_mask": mask}
-
-    def attend(q, k, v, bias):
-        return hybrid_attention(q, k, v, MAPS[name], far_bias=bias, **options)
-
-    assert torch.autograd.gradcheck(attend, [x.requires_grad_() for x in (q, k, v, bias)])
 
 
 @pytest.mark.parametrize("size", [1.0, 100.0, 10_000.0])

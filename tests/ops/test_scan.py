@@ -99,25 +99,6 @@ def test_junk_at_masked_tokens_reaches_nothing(kind, side):
 
 
 @both
-@pytest.mark.parametrize("cuts", [[0, 0, 7, 7, 90], [0, 33, 64, 65]], ids=str)
-def test_packed_rows_are_a_loop(kind, cuts, chunks):
-    t, starts = cuts[-1], list(zip(cuts, cuts[1:]))
-    scan = draw(kind, 1, t, 19, seed=1, masked=True)
-    h = draw(kind, len(starts), 1, 19, seed=2, state=True).h
-    packed = Scan(kind, scan.tensors, h, scan.key_mask).leaves()
-    loop = Scan(kind, packed.tensors, packed.h, scan.key_mask)
-    results = packed.ours(cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
-    pieces = [loop.part(start, stop, loop.h[i : i + 1]).exact() for i, (start, stop) in enumerate(starts)]
-    expected = tuple(torch.cat(x, dim) for x, dim in zip(zip(*pieces), (1, 0)))
-    for x, y in zip(results, expected):
-        close(x, y)
-    sent = sent_to(expected)
-    gradients, right = packed.gradients(results, sent), loop.gradients(expected, sent)
-    for name, x in right.items():
-        close(gradients[name], x)
-
-
-@both
 def test_only_the_state_has_a_gradient(kind):
     """And only the output."""
     for which in (0, 1):
@@ -132,63 +113,11 @@ def test_only_the_state_has_a_gradient(kind):
             close(x, y)
 
 
-@both
-@pytest.mark.parametrize("inplace", [False, True])
-def test_steps_are_the_scan(kind, inplace):
-    scan = draw(kind, 3, 9, 21, state=True)
-    whole, end = scan.ours()
-    before, h, pieces = scan.h.clone(), scan.h.clone() if inplace else scan.h, []
-    given = h
-    for i in range(9):
-        o, h = scan.part(i, i + 1, h).step(inplace=inplace)
-        pieces.append(o)
-    close(torch.cat(pieces, 1), whole)
-    close(h, end)
-    assert (h is given) == inplace
-    assert torch.equal(scan.h, before)
-
-
-@both
-def test_a_step_without_a_state_begins(kind):
-    scan = draw(kind, 2, 1, 5)
-    o, h = scan.step()
-    close(o, scan.exact()[0])
-    close(h, scan.exact()[1])
-
-
 # --- precision
-
-DTYPES = {
-    "float32": {},
-    "bfloat16": dict.fromkeys(("x", "log_decay", "dt", "B", "C"), torch.bfloat16),
-    "float16": dict.fromkeys(("x", "log_decay", "dt", "B", "C"), torch.float16),
-    "as models mix them": dict.fromkeys(("x", "B", "C"), torch.bfloat16),
-}
 
 
 def relative(x, exact):
     return ((x.double() - exact).norm() / exact.norm()).item()
-
-
-@both
-@pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES)
-def test_within_twice_the_error_of_plain_pytorch(kind, dtypes):
-    """In the type of x, both against float64: outputs, the state, all gradients. What is rounded before is no error of ours."""
-    drawn = draw(kind, 2, 300, 24, 8, state=True).map(lambda x: x.float())
-    scan = drawn.leaves(dtypes)
-    dtype = scan.tensors["x"].dtype
-    naive, exact = (scan.map(lambda x, to=to: x.to(to)).leaves() for to in (dtype, torch.float64))
-    results, plain, right = scan.ours(), naive.exact(), exact.exact()
-    sent = [x.to(dtype) for x in sent_to(right)]
-    assert results[0].dtype == dtype
-    assert results[1].dtype == torch.float32
-    found, theirs, expected = (
-        [*y, *s.gradients(y, [g.to(x.dtype) for x, g in zip(y, sent)]).values()]
-        for s, y in ((scan, results), (naive, plain), (exact, right))
-    )
-    assert len(found) == len(expected)
-    for ours, other, true in zip(found, theirs, expected):
-        assert relative(ours, true) <= 2 * relative(other, true) + 1e-7
 
 
 @pytest.mark.parametrize("x_type", [torch.float64, torch.float32, torch.bfloat16], ids=str)

@@ -145,21 +145,10 @@ def fla(module: str):
 # --- ONNX: LinearAttention of opset 27, all four of its rules
 
 RULES = [
-    "linear",
-    "gated",
-    "gated_per_head_decay",
-    "delta",
-    "gated_delta",
-    "gated_delta_beta_scalar",
-    "gated_delta_gqa",
-    "gated_delta_mqa",
-    "decode_step",
-    "prefill_with_past",
-    "no_past_explicit_zeros",
-    "explicit_scale",
-    "fp16",
+    "linear", "gated", "gated_per_head_decay", "delta", "gated_delta", "gated_delta_beta_scalar", "gated_delta_gqa",
+    "gated_delta_mqa", "decode_step", "prefill_with_past", "no_past_explicit_zeros", "explicit_scale", "fp16",
     "linear_t1_no_past",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1400,1600",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1400,1600",
+)  # fmt: skip
 KEYS = {  # as WebDriver names them
     "right": "\ue014",
     "left": "\ue012",

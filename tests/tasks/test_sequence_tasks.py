@@ -16,21 +16,9 @@ from tarnn.errors import UserError
 from tarnn.tasks.text.masking import Masking
 
 TINY = [
-    "--hidden-size",
-    "16",
-    "--layers",
-    "1",
-    "--heads",
-    "2",
-    "--batch-size",
-    "8",
-    "--learning-rate",
-    "0.02",
-    "--eval-every",
-    "20",
-    "--save-every",
-    "20",
-]
+    "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",
+    "--eval-every", "20", "--save-every", "20",
+]  # fmt: skip
 TASKS = ("masked-lm", "classification", "ctc", "seq2seq")
 
 
