@@ -68,6 +68,8 @@ def operators(drawn: Drawn, way: str) -> list:
     """The operators of a call and of its backward pass, with what they get."""
     with watched() as calls:
         torch.autograd.grad(outputs(drawn, way).square().sum(), drawn.tensors)
+    if not calls:
+        pytest.skip("it has no operator: torch sees plain operations")
     return calls
 
 
@@ -242,11 +244,12 @@ def test_autocast_casts_inputs_and_neither_options_nor_sums(case, dtype, device)
 @pytest.mark.one_path
 @quiet
 @every_op
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["continued", "masked", "packed"])
 def test_opcheck(case, way):
     """Of the operators of the call and of its backward pass; of packed rows the first alone: their bounds are read from
     data, which the second derivative can't do while it is being traced."""
-    skip_stateless(case, way)
+    if (way == "masked") == case.stateful and way != "packed":
+        pytest.skip("one of both is enough")
     calls = operators(finite(case, 1, 6), way)
     for operator, inputs in calls[:1] if way == "packed" else calls:
         leaf = lambda x: x.clone().requires_grad_(x.is_floating_point())  # noqa: E731

@@ -23,14 +23,6 @@ def attend(case: Case, at=slice(None), **more):
     )
 
 
-def true_sums(state):
-    """S·e^M and z·e^M."""
-    if state.M is None:
-        return state.S, state.z
-    factor = torch.where(state.M == -torch.inf, 0.0, state.M).exp()
-    return state.S * factor[..., None, None], state.z * factor[..., None]
-
-
 def same_gradients(case: Case, f, expected_f) -> None:
     """The gradients of all of the case's tensors through f equal those through expected_f, and are finite."""
     if not case.t:
