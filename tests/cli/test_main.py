@@ -155,7 +155,7 @@ def test_info_of_the_machine_imports_little_but_torch():
 LINES = (["info"], ["generate", "--prompt", "x", "--max-new-tokens", "10"])
 
 
-@pytest.mark.parametrize("kind", ["single", "hybrid"])
+@pytest.mark.parametrize("kind", ["single", pytest.param("hybrid", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
 def test_a_checkpoint_is_read_without_what_only_training_needs(line, kind, checkpoints):
     """Neither transformers' models nor torch's compiler."""

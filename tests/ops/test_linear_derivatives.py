@@ -40,7 +40,7 @@ OPTIONS = [
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("cu_seqlens", [None, [0, 2, 2, 6]])
+@pytest.mark.parametrize("cu_seqlens", [None, pytest.param([0, 2, 2, 6], marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("feature_map", "causal", "normalize", "projection"), OPTIONS)
 def test_first_and_second_derivatives(feature_map, causal, normalize, projection, cu_seqlens):
     """gradcheck and gradgradcheck of o and of the true sums S·e^M, z·e^M, in every differentiable input at once."""

@@ -101,6 +101,7 @@ def test_nothing_is_measured_of_what_is_wrong(parsed, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["benchmarks/step.py", "scripts/dev/parts.py"])
 def test_scripts_run_from_anywhere_without_installation(script, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

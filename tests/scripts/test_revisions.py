@@ -12,6 +12,7 @@ from scripts.revisions import compare
 ONE = torch.tensor([1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_a_checkout_computes_what_it_computes(tmp_path: Path):
     here = Path(__file__).parents[2]
     assert compare.compared("ops", 2, here, here, tmp_path, rounding=None)[1:] == []

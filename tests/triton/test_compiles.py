@@ -21,6 +21,7 @@ FORWARD = {"state_sums", "prefix", "outputs"}
 BACKWARD = {"gradient_rows", "gradient_sums", "query_gradients", "key_gradients", "value_gradients"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "cell"),
     [
