@@ -1,6 +1,7 @@
 """The server around the application: whom it believes who asks, and how it ends."""
 
 import asyncio
+import gc
 import json
 import signal
 import socket
@@ -125,6 +126,14 @@ def test_a_half_sent_body_holds_no_end_up(live):
         assert half.recv(2**14).startswith(b"HTTP/1.1 503")
         live.thread.join(20)
         assert not live.thread.is_alive()
+
+
+def test_collecting_garbage_looks_at_no_model(live):
+    """What is there when a server begins stays: to look at all of it takes longer than the loop may be held up."""
+    assert gc.get_freeze_count() > 1000
+    live.terminate()
+    live.thread.join(60)
+    assert not gc.get_freeze_count()
 
 
 @pytest.mark.parametrize("stream", [True, False])

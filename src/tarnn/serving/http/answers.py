@@ -13,7 +13,6 @@ from tarnn.serving.http.errors import failed
 from tarnn.serving.http.reader import ClientGone, Reader
 from tarnn.serving.http.sse import watch
 from tarnn.serving.request import Event, TokenLogprob
-from tarnn.serving.snapshot import Snapshot
 
 FEW = 4096  # tokens and logprobs that are written as JSON at once
 WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -24,10 +23,8 @@ class Answer:
     """One choice, whole."""
 
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str = ""
-    snapshot: Snapshot | None = None
 
 
 def check(event: Event) -> None:
@@ -56,10 +53,8 @@ async def gather(request: HttpRequest, reader: Reader, echoes: Sequence[Event] =
 def joined(events: list[Event]) -> Answer:
     return Answer(
         text="".join(event.text for event in events),
-        tokens=[token for event in events for token in event.tokens],
         logprobs=[logprob for event in events for logprob in event.logprobs],
         finish=events[-1].finish,
-        snapshot=events[-1].snapshot,
     )
 
 

@@ -91,7 +91,6 @@ async def echoes_of(
             check_request(made, model)
         except ValueError as error:
             raise bad(str(error)) from None
-        tokens = tuple(made.prompt.tolist())
         text = prompt if isinstance(prompt, str) else await asyncio.to_thread(text_of, model, made.prompt)
         scores: tuple[TokenLogprob, ...] = ()
         if asked.logprobs is not None:
@@ -99,7 +98,7 @@ async def echoes_of(
                 work = score(model, made.prompt, made.begin, asked.logprobs)
                 scores = tuple(await attended(request.receive, work))
         for _ in range(made.n):
-            events.append(Event(len(events), text, tokens, scores))
+            events.append(Event(len(events), text, logprobs=scores))
     return events
 
 

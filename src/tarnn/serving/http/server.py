@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -89,12 +90,15 @@ class Server(uvicorn.Server):
         if self._member is not None:
             self._member.join(self)
         if self.started:
+            gc.collect()
+            gc.freeze()  # a look at all objects of models and libraries would hold the loop up
             self._report(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._member is not None:
             self._member.leave()
         await super().shutdown(sockets)
+        gc.unfreeze()
 
     async def main_loop(self) -> None:
         loop = asyncio.get_running_loop()
