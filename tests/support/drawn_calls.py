@@ -440,9 +440,11 @@ def _hybrid(rng, rand, b, t, dtype):
         tensors["log_decay"] = -rand(b, g, t).abs() * rng.choice((0.01, 1.0))
     if not options["causal"] and rng.random() < 0.5:
         options["global_tokens"] = rand(b, t) > rng.choice((1.6, 0.0))
-    kind, m = rng.choice(("none", "favor", "favor", "elu", "exp")), rng.choice((4, 16, 40))
+    kind, m = rng.choice(("none", "favor", "favor", "elu", "exp", "clusters")), rng.choice((4, 16, 40))
     maps = {"elu": tarnn.Elu(), "exp": tarnn.feature_maps.Exp(), "none": None}
-    options["phi"] = tarnn.PositiveRandomFeatures(d, m, seed=t) if kind == "favor" else maps[kind]
+    maps["favor"] = tarnn.PositiveRandomFeatures(d, m, seed=t)
+    maps["clusters"] = tarnn.feature_maps.QueryClusters(d, m, num_heads=g, seed=t).double().requires_grad_(False)
+    options["phi"] = maps[kind]
     return tensors, options
 
 
@@ -452,6 +454,10 @@ def _run_hybrid(x, state, *, phi, share, return_state, **options):
     )
     o, *more = results if isinstance(results, tuple) else (results,)
     return Results([o, *more[return_state:]], [], more[0] if return_state else None)
+
+
+def _step_hybrid(x, state, *, inplace, **options):
+    return _run_hybrid(x, state, return_state=True, inplace=inplace and state is not None, **options)
 
 
 def _define_hybrid(x, state, *, phi, share, **options):
@@ -508,9 +514,10 @@ OPS = {
         _run_hybrid,
         _define_hybrid,
         lambda S: None,
+        _step_hybrid,
         constant=("far_bias",),
         spoilt=("q", "k", "v"),
-        ways=("whole", "whole", "continued", "packed"),
+        ways=("whole", "whole", "continued", "packed", "stepped", "stepped in place"),
         of_outputs=True,
         units=lambda x: 2 + 3 * x["v"].shape[-1] ** 0.5,  # each of a weight is the difference of two sums of e products
     ),
