@@ -24,22 +24,6 @@ def long(t=200, b=1, g=2, m=2, d=24, e=56, **options) -> Call:
     return Call(q, k, v, beta, -rand(b, m, t).abs(), scale=1.0, norm_eps=1e-6)._replace(**options)
 
 
-def part(call: Call, begin: int, end: int, S=None) -> Call:
-    return Call(*[x if x is None else x[:, :, begin:end] for x in call[:5]], S, *call[6:])
-
-
-@pytest.mark.parametrize("cut", [64, 128])
-@pytest.mark.parametrize("channels", [False, True])
-def test_cut_at_a_block_the_bits_are_the_same(cut, channels):
-    call = long()
-    if channels:
-        call = call._replace(log_decay=call.log_decay[..., None] * torch.rand(24))
-    whole, first = compiled.forward(call), compiled.forward(part(call, 0, cut))
-    rest = compiled.forward(part(call, cut, 200, first.S))
-    assert torch.equal(torch.cat([first.o, rest.o], 2), whole.o)
-    assert torch.equal(rest.S, whole.S)
-
-
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_the_same_bits_on_any_number_of_threads(heads):
     """With fewer heads than threads, the columns of a head are computed side by side."""

@@ -4,6 +4,8 @@ import pytest
 from support import drawn_calls
 from support.drawn_calls import drawn, excess
 
+from tarnn.kernels.cpu import library
+
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
@@ -11,6 +13,11 @@ pytestmark = pytest.mark.usefixtures("compiled")
 def test_drawn_calls(block):
     """`python tests/fuzz_ops.py hybrid` draws thousands."""
     assert [number for number in range(block, block + 20) if excess("hybrid", number) > 1] == []
+
+
+def test_drawn_calls_in_plain_pytorch():
+    with library.disabled():
+        assert [number for number in range(60, 90) if excess("hybrid", number) > 1] == []
 
 
 def is_telling(call):

@@ -142,20 +142,6 @@ def test_in_float32_steps_chunks_and_the_definition_agree():
             assert close(o.double(), exact, 1e-5)
 
 
-def test_a_step_leaves_the_state_as_it_was_unless_asked():
-    q, k, v = tensors(1, 2, 1, 20)
-    options = {"causal": True, "window": 4, "sinks": 1, "slots": 2, "return_state": True}
-    _, state = hybrid_attention(q, k, v, MAPS["favor"], **options)
-    before, now = state.clone(), [x[:, :, :1] for x in (q, k, v)]
-    o, after = hybrid_attention(*now, MAPS["favor"], state=state, **options)
-    same_state(state, before)
-    del options["return_state"], options["causal"]
-    o_too, same = hybrid_step(*now, MAPS["favor"], state, inplace=True, **options)
-    assert same is state
-    assert torch.equal(o, o_too)
-    same_state(state, after)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_slots_over_everything_are_softmax(causal):
     q, k, v = tensors(2, 2, 2, 30)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from support.every_op import close, every_op, every_state
 
+from tarnn.ops import KVCache
+
 
 @every_state
 @pytest.mark.parametrize("cuts", [(3, 3, 8), (1, 66)], ids=str)
@@ -123,3 +125,21 @@ def test_a_state_is_a_value(case):
     close(forked, torch.cat(alone))
     for name, x in state.tensors().items():
         assert torch.equal(x, kept.tensors()[name]), name
+
+
+@every_state
+def test_a_step_in_place_writes_into_the_given_state_and_another_does_not(case):
+    """And autograd is told: the versions of all that it writes move on."""
+    if case.step is None:
+        pytest.skip("it has no step")
+    _, state = case.draw(2, 6).run()
+    kept, more = state.clone(), case.draw(2, 1, seed=1)
+    o, after = more.step(state)
+    assert all(map(torch.equal, state.tensors().values(), kept.tensors().values()))
+    versions = {name: x._version for name, x in state.tensors().items()}
+    again, same = more.step(state, inplace=True)
+    assert same is state or (isinstance(state, KVCache) and same.k.data_ptr() == state.k.data_ptr())
+    close(again, o)
+    for name, x in after.tensors().items():
+        close(same.tensors()[name], x)
+        assert torch.equal(x, kept.tensors()[name]) or same.tensors()[name]._version > versions[name], name

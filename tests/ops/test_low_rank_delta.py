@@ -120,24 +120,6 @@ def test_gradients_of_several_segments_are_those_of_the_definition(decay, cu_seq
         close(x, y)
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_the_number_of_threads_changes_no_bit(threads):
-    tensors = {name: x.requires_grad_() for name, x in inputs(2, 2, 300, 40, 70, dtype=torch.float32).items()}
-
-    def results():
-        o, state = low_rank_delta_rule(**tensors, return_state=True)
-        return [o, state.S, *torch.autograd.grad(o.square().sum() + state.S.sum(), tensors.values())]
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = results()
-        torch.set_num_threads(threads)
-        assert not library.available() or all(map(torch.equal, results(), alone))
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_the_prompt_may_be_cut_at_multiples_of_the_chunk():
     """To the bit, by the compiled kernels, which take one token after the other."""
     tensors = inputs(t=192, dtype=torch.float32)

@@ -109,10 +109,10 @@ class Drawn:
             state = state.resized(ROOM)
         return o, state
 
-    def step(self, state: Any) -> tuple[Tensor, Any]:
+    def step(self, state: Any, **options: Any) -> tuple[Tensor, Any]:
         if self.case.step is None:
             return self.run(state)
-        return self.case.step(*self.inputs, state=state, **self.options)
+        return self.case.step(*self.inputs, state=state, **self.options, **options)
 
     def outputs(self, **options: Any) -> Tensor:
         return self.case.op(*self.inputs, **self.options, **options)
