@@ -82,7 +82,7 @@ def test_continuation_from_a_cache(model, ids):
     first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
     longer = torch.cat([first.sequences, ids(1, 4)], dim=1)
     expected = generate(model, longer)
-    assert torch.equal(generate(model, longer, cache=first.cache), expected)
+    assert torch.equal(generate(model, longer, cache=cache_of(first)), expected)
 
 
 @pytest.mark.parametrize("beams", [1, 2])
