@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import struct
 import wave
 
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file, save_file
+from support.damages import a_folder, cut, index, pickled, removes, sets, terabyte, weights, writes
 from transformers import Wav2Vec2CTCTokenizer
 
 from tarnn.cli.main import main
@@ -47,69 +46,6 @@ def good(tmp_path_factory):
     return top
 
 
-def sets(file, *keys, **fields):
-    """Changes fields of a JSON file; nested ones by their path."""
-
-    def damage(folder):
-        whole = json.loads((folder / file).read_text())
-        part = whole
-        for key in keys:
-            part = part[key]
-        part.update(fields)
-        (folder / file).write_text(json.dumps(whole))
-
-    return damage
-
-
-def writes(file, data):
-    return lambda folder: (folder / file).write_bytes(data)
-
-
-def removes(file):
-    return lambda folder: (folder / file).unlink()
-
-
-def weights(change):
-    def damage(folder):
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return damage
-
-
-def cut(file, share=0.5):
-    def damage(folder):
-        os.truncate(folder / file, int((folder / file).stat().st_size * share))
-
-    return damage
-
-
-def pickled(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def terabyte(folder):
-    size = 10**12
-    part = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    header = json.dumps({"model.embed_tokens.weight": part}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    os.truncate(folder / "model.safetensors", 8 + len(header) + size)
-
-
-def a_folder(file):
-    return lambda folder: ((folder / file).unlink(), (folder / file).mkdir())
-
-
-def index(weight_map):
-    def damage(folder):
-        (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    return damage
-
-
 UP = "model.layers.0.mlp.up_proj.weight"
 ANY = {  # of any folder with weights and a config
     "weights: cut": cut("model.safetensors"),
@@ -129,10 +65,10 @@ ANY = {  # of any folder with weights and a config
     "weights: another shape": weights(lambda x: x.update({UP: x[UP][:, :3].clone()})),
     "weights: a number": weights(lambda x: x.update({UP: torch.tensor(1.0)})),
     "weights: none in the file": weights(dict.clear),
-    "index: a path above": index({UP: "../a.safetensors"}),
-    "index: a zero byte": index({UP: "a\0.safetensors"}),
-    "index: no such file": index({UP: "b.safetensors"}),
-    "index: a number": index({UP: 3}),
+    "index: a path above": index({"weight_map": {UP: "../a.safetensors"}}),
+    "index: a zero byte": index({"weight_map": {UP: "a\0.safetensors"}}),
+    "index: no such file": index({"weight_map": {UP: "b.safetensors"}}),
+    "index: a number": index({"weight_map": {UP: 3}}),
     "config: cut": cut("config.json"),
     "config: empty": writes("config.json", b""),
     "config: a list": writes("config.json", b"[]"),

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from support.damages import a_folder, index, removes, weights
 
 JSONS = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 BYTES = {
@@ -45,23 +45,6 @@ VALUES = {
 }  # fmt: skip
 
 
-def weights(change):
-    def damage(folder):
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return damage
-
-
-def index(found):
-    def damage(folder):
-        (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(json.dumps(found))
-
-    return damage
-
-
 def poison(value):
     return weights(lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].view(-1)[7:8].fill_(value))
 
@@ -80,8 +63,8 @@ WEIGHTS = {
     "no tensors": (weights(dict.clear), "holds no floating-point weights"),
     "integers only": (weights(integers), "holds no floating-point weights"),
     "one of integers": (weights(one_integer), "model.norm.weight as I32 where the model needs floating-point"),
-    "no file": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
-    "a folder": (lambda f: ((f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()), "holds no weights"),
+    "no file": (removes("model.safetensors"), "holds no weights"),
+    "a folder": (a_folder("model.safetensors"), "holds no weights"),
     **{f"file: {name}": (lambda f, change=change: (f / "model.safetensors").write_bytes(
         change((f / "model.safetensors").read_bytes())), "can't be read") for name, change in BYTES.items()},
     **{f"index: {found!r:.30}": (index(found), "must hold") for found in (

@@ -225,36 +225,6 @@ def test_backward_keeps_what_was_given_and_few_states():
     assert len(unpacked) == len(set(unpacked)) > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("decay", DECAYS)
-def test_steps_are_the_whole(heads, decay, dtype):
-    """Of new states and in place; the given state stays as it was unless it is written to."""
-    given = inputs(heads, decay, t=7, d=17, e=19, dtype=dtype)
-    given["beta"] = given["beta"].clamp(max=2.0)
-    n = given["beta"].shape[1]
-    state = DeltaState.zeros(2, n, 17, 19, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    state = state.map(torch.randn_like)
-    whole, end = delta_rule(**given, normalize_qk=0.1, scale=2.0, state=state, return_state=True)
-    for inplace in (False, True):
-        now, kept, outs = state.clone(), state.S.clone(), []
-        first, version = now, now.S._version
-        for i in range(7):
-            part = {name: x if x.ndim == 1 else x[:, :, i : i + 1] for name, x in given.items()}
-            o, now = delta_step(**part, normalize_qk=0.1, scale=2.0, state=now, inplace=inplace)
-            outs.append(o)
-        assert (now is first) == inplace == (first.S._version > version)
-        assert torch.equal(first.S, kept) != inplace
-        limit = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2**-7}[dtype]
-        assert relative_error(torch.cat(outs, 2), whole) < limit
-        assert relative_error(now.S, end.S) < min(limit, 2e-6)
-    alone, state = delta_step(
-        **{name: x if x.ndim == 1 else x[:, :, :1] for name, x in given.items()}, normalize_qk=True
-    )
-    assert alone.dtype == dtype
-    assert state.S.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-
-
 def test_a_step_into_a_state_that_is_not_contiguous():
     given = inputs(decay="token", t=1)
     S = torch.randn(2, 2, 3, 5).double().mT

@@ -210,7 +210,7 @@ def excess(name: str, number: int, dtype: str | None = None) -> float:
     differ in the last place. ∞: something to the bit is not as it should be."""
     call = drawn(name, number, dtype)
     ours, steady = computed(drawn(name, number, dtype))  # which spoils it
-    if not steady:
+    if not steady or ours[0][0].dtype != next(iter(call.tensors.values())).dtype:
         return math.inf
     exact = call.leaves(torch.float64)
     right = exact.numbers(exact.defined())
