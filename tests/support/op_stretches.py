@@ -68,10 +68,17 @@ def _delta_tensors(case: Case, t: int, rand: Callable) -> Tensors:
     return found | _decay(case, rand, b, n, t, *channels) | state
 
 
-def _delta(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
-    state = {"state": ops.DeltaState(x.pop("state S"))} if case.state else {}
-    o, *after = _pair(ops.delta_rule(**x, **state, **masks, normalize_qk=True, return_state=case.state_wanted))
-    return o, {"S": after[0].S} if after else {}
+def _by(
+    op: Callable, state_of: Callable[[Tensor], Any], name: str, **fixed: Any
+) -> Callable[..., tuple[Tensor, Tensors]]:
+    """A call of this op, whose state has one tensor of that name."""
+
+    def apply(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+        state = {"state": state_of(x.pop(f"state {name}"))} if case.state else {}
+        o, *after = _pair(op(**x, **state, **masks, **fixed, return_state=case.state_wanted))
+        return o, {name: getattr(after[0], name)} if after else {}
+
+    return apply
 
 
 def _low_rank_tensors(case: Case, t: int, rand: Callable) -> Tensors:
@@ -82,12 +89,6 @@ def _low_rank_tensors(case: Case, t: int, rand: Callable) -> Tensors:
     found["b"] = direction * rand(b, h, t, d).sigmoid()
     state = {"state S": rand(case.sequences, h, d, e)} if case.state else {}
     return found | _decay(case, rand, b, h, t, *channels) | state
-
-
-def _low_rank(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
-    state = {"state": ops.DeltaState(x.pop("state S"))} if case.state else {}
-    o, *after = _pair(ops.low_rank_delta_rule(**x, **state, **masks, return_state=case.state_wanted))
-    return o, {"S": after[0].S} if after else {}
 
 
 def _convolution_tensors(case: Case, t: int, rand: Callable) -> Tensors:
@@ -112,12 +113,6 @@ def _diagonal_tensors(case: Case, t: int, rand: Callable) -> Tensors:
     return {"x": rand(case.rows, t, 5)} | decay | ({"state h": rand(case.sequences, 5)} if case.state else {})
 
 
-def _diagonal(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
-    state = {"state": ops.ScanState(x.pop("state h"))} if case.state else {}
-    o, *after = _pair(ops.diagonal_scan(**x, **state, **masks, return_state=case.state_wanted))
-    return o, {"h": after[0].h} if after else {}
-
-
 def _selective_tensors(case: Case, t: int, rand: Callable) -> Tensors:
     b, c, n = case.rows, 5, 3
     found = {
@@ -128,12 +123,6 @@ def _selective_tensors(case: Case, t: int, rand: Callable) -> Tensors:
         "C": rand(b, t, n),
     }
     return found | {"D": rand(c)} | ({"state h": rand(case.sequences, c, n)} if case.state else {})
-
-
-def _selective(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
-    state = {"state": ops.ScanState(x.pop("state h"))} if case.state else {}
-    o, *after = _pair(ops.selective_scan(**x, **state, **masks, return_state=case.state_wanted))
-    return o, {"h": after[0].h} if after else {}
 
 
 def _softmax_tensors(case: Case, t: int, rand: Callable) -> Tensors:
@@ -237,11 +226,11 @@ def _pair(outputs: Any) -> tuple:
 
 
 OPS = {
-    "delta_rule": Op(_delta_tensors, _delta, 2),
-    "low_rank_delta_rule": Op(_low_rank_tensors, _low_rank, 2),
+    "delta_rule": Op(_delta_tensors, _by(ops.delta_rule, ops.DeltaState, "S", normalize_qk=True), 2),
+    "low_rank_delta_rule": Op(_low_rank_tensors, _by(ops.low_rank_delta_rule, ops.DeltaState, "S"), 2),
     "short_convolution": Op(_convolution_tensors, _convolution, 1, ("weight", "bias")),
-    "diagonal_scan": Op(_diagonal_tensors, _diagonal, 1),
-    "selective_scan": Op(_selective_tensors, _selective, 1, ("A", "D")),
+    "diagonal_scan": Op(_diagonal_tensors, _by(ops.diagonal_scan, ops.ScanState, "h"), 1),
+    "selective_scan": Op(_selective_tensors, _by(ops.selective_scan, ops.ScanState, "h"), 1, ("A", "D")),
     "softmax_attention": Op(_softmax_tensors, _softmax, 2),
     "hybrid_attention": Op(_hybrid_tensors, _hybrid, 2),
     "token_shift": Op(_shift_tensors, _shift, 1),
