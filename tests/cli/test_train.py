@@ -109,7 +109,7 @@ def test_a_sample_that_fails_fails_no_run(train, tmp_path, monkeypatch):
         assert "made no sample (TypeError: forward() has no argument 'cache')" in err
         assert "next  tarnn generate" in out
     AutoModelForCausalLM.from_pretrained(run)
-    assert train("--from", run, out=tmp_path / "more", tiny=False)[0] == 0
+    assert train("--from", run, "--steps", 2, out=tmp_path / "more", tiny=False)[0] == 0
     monkeypatch.setenv("TARNN_TRACEBACK", "1")
     with pytest.raises(TypeError):
         train("--resume")
