@@ -1,5 +1,6 @@
 """transformers' generate() and pipelines on our models."""
 
+import types
 import warnings
 
 import pytest
@@ -9,7 +10,14 @@ from support.models import fixtures_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.huggingface.versions import cache_of
@@ -104,6 +112,38 @@ def test_right_padding_changes_nothing(model, ids, beams, given):
         assert torch.equal(new[row], alone[0, n:])
     found = model.generate(x, return_dict_in_generate=True, **options)
     assert torch.equal(found.sequences[:, :6], x)
+
+
+def test_right_padding_that_nobody_names(model, ids):
+    """The mask is that of transformers; an empty cache is none; a streamer is given the prompt as it was."""
+    x = ids(2, 6).clamp(min=3)
+    x[1, 4:] = 0
+    options = GREEDY | {"pad_token_id": 0}
+    alone = [model.generate(x[:1], **options)[0, 6:], model.generate(x[1:, :4], **options)[0, 4:]]
+    for more in ({}, {"cache": DynamicCache(config=model.config)}):
+        found = model.generate(x, **options, **more)
+        assert torch.equal(found[:, :6], x)
+        assert torch.equal(found[:, 6:], torch.stack(alone))
+    seen = []
+    streamer = types.SimpleNamespace(put=seen.append, end=lambda: None)
+    model.generate(x[1:], attention_mask=(x[1:] != 0).long(), streamer=streamer, **options)
+    assert torch.equal(seen[0], x[1:])
+
+
+def test_arguments_mean_what_they_mean_to_transformers(model, ids):
+    class Seven(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return torch.full_like(scores, -1e9).index_fill(1, torch.tensor([7]), 0.0)
+
+    x, config = ids(2, 5), GenerationConfig(**GREEDY)
+    assert model.generate(x, config, LogitsProcessorList([Seven()]))[:, 5:].eq(7).all()
+    assert torch.equal(model.generate(None, config, input_ids=x), model.generate(x, config))
+    with pytest.raises(TypeError):
+        model.generate(x, config, inputs=x)
+    with pytest.raises(ValueError, match="inputs"):
+        model.generate(x, config, input_ids=x)
+    with pytest.raises(ValueError, match="cuts a model in two"):
+        model.generate(x, config, assistant_early_exit=1)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -1,6 +1,8 @@
 """Patched models of transformers forget tokens: caches are cropped, and assisted generation gives the same text."""
 
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -174,3 +176,24 @@ def test_a_crop_of_more_than_is_remembered_leaves_the_cache_as_it_was(name):
         cache.reorder_cache(torch.tensor([1, 0]))
         with pytest.raises(ValueError, match="takes n up to 0 here"):
             cache.crop(-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])
+def test_caches_and_patched_models_are_stored(name, records):
+    """What a file holds goes on; only what was recorded is gone."""
+    model, cache = linear_model(name), DynamicCache(config=linear_model(name).config)
+    with tarnn.patch_transformers(model):
+        if records:
+            cache.activate_past_recording()
+        forward(model, IDS[:, :20], cache, torch.arange(20)[None])
+        loaded = pickle.loads(pickle.dumps(cache))
+        places = torch.tensor([[20]])
+        expected, _ = forward(model, IDS[:, 20:21], copy.deepcopy(cache), places)
+        if records:
+            with pytest.raises(ValueError, match="takes n up to 0 here"):
+                loaded.crop(-1)
+        found, _ = forward(model, IDS[:, 20:21], loaded, places)
+        assert torch.equal(found, expected)
+        assert isinstance(pickle.loads(pickle.dumps(model)), type(model))

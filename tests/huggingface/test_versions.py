@@ -51,6 +51,8 @@ def test_outputs_have_both_names(model):
     assert isinstance(out.cache, DynamicCache)
     assert model(IDS, use_cache=False).cache is None
     assert pickle.loads(pickle.dumps(out)).logits.equal(out.logits)
+    out.cache = None
+    assert out.past_key_values is None
     assert model(IDS, return_dict=False)[1].get_seq_length() == 4
 
 

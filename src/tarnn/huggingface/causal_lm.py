@@ -112,7 +112,11 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             kwargs, args = prompt_of_all_ranks(self, ranks, args, kwargs), ()
             with group.alone():
                 return self.generate(**kwargs)
-        kwargs, prompts = padding_before(args, kwargs)
+        if kwargs.get("assistant_early_exit") is not None:  # which would change the config, and fail behind that
+            raise ValueError("assistant_early_exit cuts a model in two; pass a smaller one as assistant_model=.")
+        moved = padding_before(self, args, kwargs)
         with enable_by_default(self):
-            outputs = GenerationMixin.generate(cast(Any, self), **kwargs)
-        return outputs if prompts is None else with_prompts(outputs, prompts)
+            if moved is None:
+                return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
+            outputs = GenerationMixin.generate(cast(Any, self), **moved[0])
+        return outputs if moved[1] is None else with_prompts(outputs, moved[1])

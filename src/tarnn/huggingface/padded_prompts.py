@@ -1,5 +1,6 @@
 """Prompts with padding behind them: `generate` reads them with the padding before, where the next token is a text's next."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,21 +9,62 @@ from torch import Tensor
 
 from tarnn.huggingface.versions import cache_in
 
-ORDERED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids")  # (b, t) or (b, t, c), in the order of time
+ORDERED = (
+    "inputs",
+    "input_ids",
+    "inputs_embeds",
+    "attention_mask",
+    "position_ids",
+)  # (b, t) or (b, t, c), in time's order
 
 
-def padding_before(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
-    """Arguments of `generate` by keyword with each row's padding first, and the prompts as they were; None: nothing was moved."""
-    named = dict(zip(("inputs", "generation_config"), args)) | dict(kwargs)
-    if "inputs" in named:
-        named["input_ids"] = named.pop("inputs")
-    mask: Any = named.get("attention_mask")
-    given = {name: x for name in ORDERED if isinstance(x := named.get(name), Tensor)}
-    fits = isinstance(mask, Tensor) and mask.ndim == 2 and all(x.shape[:2] == mask.shape for x in given.values())
-    if not fits or len(given) < 2 or cache_in(named) is not None or bool(mask[:, -1].all()):
-        return named, None
+def padding_before(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Tensor | None] | None:
+    """Arguments of `generate` by keyword with each row's padding first, and the token ids as they were. None: nothing to move."""
+    positional = tuple(inspect.signature(model.generate).parameters)[:-1]  # transformers' own, without **kwargs
+    named = dict(zip(positional, args)) | dict(kwargs)
+    ids = [named[name] for name in ("inputs", "input_ids") if named.get(name) is not None]
+    cache, mask = cache_in(named), named.get("attention_mask")
+    if len(args) > len(positional) or set(positional[: len(args)]) & set(kwargs) or len(ids) > 1:
+        return None  # which transformers refuses
+    if named.get("custom_generate") is not None or (cache is not None and cache.get_seq_length()):
+        return None
+    if mask is None and ids:
+        mask = _mask_of(model, ids[0], named)
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or not mask.numel() or bool(mask[:, -1].all()):
+        return None
+    given = {name: x for name in ORDERED if isinstance(x := named.get(name), Tensor)} | {"attention_mask": mask}
+    if "position_ids" in given:
+        given["position_ids"] = given["position_ids"].expand_as(mask)
+    if len(given) < 2 or any(x.shape[:2] != mask.shape for x in given.values()):
+        return None
     there = turns(mask.bool())[0]
-    return named | {name: take(x, there) for name, x in given.items()}, given.get("input_ids")
+    moved = named | {name: take(x, there) for name, x in given.items()}
+    if ids and named.get("streamer") is not None:
+        moved["streamer"] = _Streamer(named["streamer"], ids[0])
+    return moved, ids[0] if ids else None
+
+
+def _mask_of(model: Any, ids: Any, named: Mapping[str, Any]) -> Tensor | None:
+    """The mask that transformers makes of padding among token ids, where nobody gave one."""
+    chosen = named.get("generation_config") or model.generation_config
+    pad, eos = (named.get(name, getattr(chosen, name, None)) for name in ("pad_token_id", "eos_token_id"))
+    ends = eos if isinstance(eos, list | tuple) else [eos]
+    return (ids != pad).long() if isinstance(ids, Tensor) and isinstance(pad, int) and pad not in ends else None
+
+
+class _Streamer:
+    """A streamer that is given the prompt as it was."""
+
+    def __init__(self, streamer: Any, ids: Tensor):
+        self.streamer, self.first = streamer, [ids]
+
+    def put(self, value: Tensor) -> None:
+        self.streamer.put(self.first.pop().cpu() if self.first else value)
+
+    def end(self) -> None:
+        self.streamer.end()
 
 
 def with_prompts(outputs: Any, prompts: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """Going back: the last tokens that a layer of a cache has read, and states from which they can be read again."""
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -35,6 +36,14 @@ class Past:
 
     def __init__(self) -> None:
         self._stretches: list[Stretch] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Past":
+        made = Past()
+        made._stretches = copy.deepcopy(self._stretches, memo)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_stretches": []}  # what reads again is made of functions, which no file holds
 
     @property
     def num_tokens(self) -> int:
@@ -134,8 +143,14 @@ def _cropping_as_one(kind: Any) -> type:
         return count
 
     croppable = property(lambda self: all(getattr(x, "record_past", False) or x.is_croppable for x in self.layers))
-    members = {"crop": crop, "get_seq_length": get_seq_length, "is_croppable": croppable}
+    reduced = lambda self, protocol: (_new, (kind,), vars(self))  # noqa: E731
+    members = {"crop": crop, "get_seq_length": get_seq_length, "is_croppable": croppable, "__reduce_ex__": reduced}
     return type(f"Undoing{kind.__name__}", (kind, CropsAsOne), members)
+
+
+def _new(kind: Any) -> Any:
+    """A cache of `CropsAsOne` with nothing in it, as pickle makes it first."""
+    return object.__new__(_cropping_as_one(kind))
 
 
 def crop_as_one(cache: Cache) -> None:

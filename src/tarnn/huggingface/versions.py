@@ -98,7 +98,8 @@ def with_both_names(kind: type[Output]) -> type[Output]:
             kwargs[CACHE] = kwargs.pop("cache")
         kind.__init__(self, *args, **kwargs)
 
-    names = {"__init__": begin, "cache": property(lambda self: getattr(self, CACHE)), "__module__": __name__}
+    cache = property(lambda self: getattr(self, CACHE), lambda self, x: setattr(self, CACHE, x))
+    names = {"__init__": begin, "cache": cache, "__module__": __name__}
     made: Any = type(kind.__name__, (kind,), names)
     globals()[kind.__name__] = made  # where pickle looks
     return made

@@ -4,6 +4,7 @@ transformers crops keys, values and the inputs of convolutions, and refuses assi
 While a cache records (`activate_past_recording`), the recurrences of a layer note here what they read and the state before it.
 """
 
+import copy
 import functools
 import types
 from collections.abc import Callable, Iterable
@@ -31,6 +32,18 @@ class Undo:
         self.next_past = 0
         self.num_tokens = num_tokens
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Undo":
+        made = Undo(self.num_tokens)
+        made.pasts = copy.deepcopy(self.pasts, memo)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "pasts": [],
+            "next_past": 0,
+            "num_tokens": self.num_tokens,
+        }  # no file holds the functions that read again
+
     def note(self, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, again: Again) -> None:
         """Take note of what the next recurrence of this call reads. tensor(state): as the cache holds it."""
         if self.next_past == len(self.pasts):
@@ -56,7 +69,7 @@ class Undo:
             self.num_tokens = None if self.num_tokens is None else self.num_tokens - num_tokens
 
 
-def _crop(layer: Any, tokens_to_remove: int) -> None:
+def crop(layer: Any, tokens_to_remove: int) -> None:
     """transformers' own, which takes the recurrent state along."""
     remove, inputs = layer.tarnn_undo.check_crop(tokens_to_remove), dict(layer.conv_states)
     type(layer).crop(layer, tokens_to_remove)
@@ -64,7 +77,7 @@ def _crop(layer: Any, tokens_to_remove: int) -> None:
     layer.conv_states = {i: x[..., : x.shape[-1] - remove] for i, x in inputs.items()}  # kept for the next crop
 
 
-def _reorder_cache(layer: Any, beam_idx: Tensor) -> None:
+def reorder_cache(layer: Any, beam_idx: Tensor) -> None:
     """transformers' own; what was noted is of other rows."""
     type(layer).reorder_cache(layer, beam_idx)
     layer.tarnn_undo.pasts.clear()
@@ -73,7 +86,7 @@ def _reorder_cache(layer: Any, beam_idx: Tensor) -> None:
 def _with_undo(layer: Any, num_tokens: int | None) -> None:
     """Let a layer of a cache go back; it has read so many tokens."""
     layer.tarnn_undo = Undo(num_tokens)
-    layer.crop, layer.reorder_cache = types.MethodType(_crop, layer), types.MethodType(_reorder_cache, layer)
+    layer.crop, layer.reorder_cache = types.MethodType(crop, layer), types.MethodType(reorder_cache, layer)
 
 
 def lengthen(layer: Any, conv_state: Tensor, token: Tensor) -> None:
@@ -109,7 +122,8 @@ def layer_with_undo(original: Callable) -> Callable:
             return original(self, hidden_states, *args, **kwargs)
         layer = cache.layers[self.layer_idx]
         begins = not any(layer.has_previous_state.values())
-        if begins or not hasattr(layer, "tarnn_undo"):
+        known = hasattr(layer, "tarnn_undo") and layer.crop.__func__ is crop  # from a file it has transformers' own
+        if begins or not known:
             _with_undo(layer, 0 if begins else None)
         undo = layer.tarnn_undo
         if undo.num_tokens is not None:
@@ -145,6 +159,12 @@ class _OffCpu:
 
     def __init__(self, model: Any):
         self.model = ref(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_OffCpu":
+        return self
+
+    def __reduce__(self) -> tuple:
+        return bool, (True,)  # in a file nobody knows
 
     def __bool__(self) -> bool:
         return (model := self.model()) is None or model.device.type != "cpu"
