@@ -41,7 +41,7 @@ STEPS: dict[str, tuple[float, list[str]]] = {  # minutes at most; the command, {
     "laws": (9.0, ["pytest", LAWS]),
     "ops": (
         6.0,
-        ["pytest", f"{OPS}/test_torch_citizen.py", f"{OPS}/test_packing.py", f"{OPS}/test_step.py", "-k", "cuda"],
+        ["pytest", f"{OPS}/test_citizen.py", f"{OPS}/test_packing.py", f"{OPS}/test_step.py", "-k", "cuda"],
     ),
 }
 
