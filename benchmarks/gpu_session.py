@@ -39,10 +39,7 @@ STEPS: dict[str, tuple[float, list[str]]] = {  # minutes at most; the command, {
     "attention": (6.0, ["benchmarks/gpu_attention.py", "--minutes", "5", "--out", "{out}"]),
     "decode": (5.0, ["benchmarks/gpu_decode.py", "--out", "{out}"]),
     "laws": (9.0, ["pytest", LAWS]),
-    "ops": (
-        6.0,
-        ["pytest", f"{OPS}/test_citizen.py", f"{OPS}/test_packing.py", f"{OPS}/test_step.py", "-k", "cuda"],
-    ),
+    "ops": (6.0, ["pytest", f"{OPS}/test_citizen.py", f"{OPS}/test_packing.py", f"{OPS}/test_step.py", "-k", "cuda"]),
 }
 
 
