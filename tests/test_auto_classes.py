@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from tarnn.auto_classes import MODEL_TYPES
+from tarnn.checkpoint_keys import MODEL_TYPES
 
 ORDERS = {
     "tarnn first": "import tarnn, transformers",

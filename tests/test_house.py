@@ -35,7 +35,7 @@ ROOMS = {
 }
 ROOMS["cli"] = set(ROOMS) - {"kernels"}
 GROUND = {
-    "_version", "auto_classes", "log", "errors", "extras", "json_file", "large_pages", "lazy", "matmul", "moved",
+    "_version", "auto_classes", "checkpoint_keys", "log", "errors", "extras", "json_file", "large_pages", "lazy", "matmul",
     "numerics", "other_names", "registry", "tarnn", "units",
 }  # fmt: skip
 LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so unseen by these tests
@@ -46,7 +46,6 @@ LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so uns
     "tarnn.huggingface.patching.patch": "the files of transformers' families",
     "tarnn.cli.main": "a command, when it is called",
     "tarnn.huggingface.patching.fla": "files of flash-linear-attention, whose functions it replaces",
-    "tarnn.data": "names on first use",
 }
 
 
@@ -92,16 +91,6 @@ def test_who_imports_what_no_test_can_see():
         return any(isinstance(node, ast.Attribute) and node.attr == "import_module" for node in ast.walk(TREES[module]))
 
     assert {module for module in FILES if loads_by_name(module)} == set(LOADS_BY_NAME)
-
-
-@pytest.mark.thorough
-def test_who_imports_from_an_old_place_is_told_the_new_one():
-    import tarnn.moved
-
-    for old, new in tarnn.moved.PLACES.items():
-        with pytest.raises(ModuleNotFoundError, match=f"{old} is {new} now"):
-            importlib.import_module(old)
-        importlib.import_module(new)
 
 
 OPENERS = {

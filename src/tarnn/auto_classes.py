@@ -13,9 +13,8 @@ import importlib.util
 import sys
 from collections.abc import Callable
 
-MODEL_TYPES = ("tarnn", "tarnn_image", "tarnn_seq2seq")
-METHOD = "tarnn"  # "quant_method" of a converted model's config
-CONVERTED = "tarnn_attention"  # the key of that config which says what its layers do
+from tarnn.checkpoint_keys import METHOD, MODEL_TYPES
+
 _MAPPING = "transformers.models.auto.configuration_auto"
 _METHODS = "transformers.quantizers.auto"
 

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tarnn.auto_classes import CONVERTED
+from tarnn.checkpoint_keys import CONVERTED
 from tarnn.cli.model_page import LENGTHS, model_page
 from tarnn.errors import UserError
 from tarnn.json_file import read_json

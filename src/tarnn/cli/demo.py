@@ -18,8 +18,8 @@ from tarnn.decoding.samplers import sampler
 from tarnn.decoding.streaming import TextStream, decoder
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
+from tarnn.huggingface.causal_lm import TarnnForCausalLM
 from tarnn.huggingface.config import softmax_twin
-from tarnn.models import TarnnForCausalLM
 from tarnn.tasks import TextSettings
 from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.text.corpus import Corpus, load

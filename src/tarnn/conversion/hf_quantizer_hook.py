@@ -11,7 +11,7 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tarnn.auto_classes import METHOD
+from tarnn.checkpoint_keys import METHOD
 from tarnn.conversion.options import CHILD, DEFAULTS, HYBRID, attach
 
 

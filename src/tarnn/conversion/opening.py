@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
-from tarnn.auto_classes import METHOD
+from tarnn.checkpoint_keys import METHOD
 from tarnn.conversion.options import DEFAULTS, KEY, attach
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights

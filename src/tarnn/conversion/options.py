@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from tarnn.auto_classes import CONVERTED, METHOD
+from tarnn.checkpoint_keys import CONVERTED, METHOD
 from tarnn.conversion.layer import MODES, Heads, LayerAttention
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.by_name import described, make, options_of

@@ -1,4 +1,4 @@
-"""The names of `tarnn.models`. Importing this file registers them with transformers' Auto classes."""
+"""Register the classes of `tarnn.models` with transformers' Auto classes, on import."""
 
 # ruff: noqa: F401
 

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from tarnn.auto_classes import CONVERTED
+from tarnn.checkpoint_keys import CONVERTED
 from tarnn.data.chat_template import read_chat_template, render
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 from tarnn.errors import UserError
 from tarnn.feature_maps import names, options_of
 from tarnn.feature_maps.registry import MAPS
+from tarnn.huggingface.config import TarnnConfig
 from tarnn.json_file import read_json
-from tarnn.models import TarnnConfig
 from tarnn.tasks.settings import RunSettings
 
 C = TypeVar("C", bound=TarnnConfig)

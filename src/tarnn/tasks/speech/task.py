@@ -200,7 +200,7 @@ def padded(rows: Sequence[dict[str, np.ndarray]]) -> PaddedRows:
 
 def front_end(rows: Sequence[Pair]) -> Any:
     """Log-mel frames at the rate of the first recording."""
-    from tarnn.models import SpeechFeatures
+    from tarnn.huggingface.speech_features import SpeechFeatures
     from tarnn.tasks.speech.audio import read_wav
 
     try:
