@@ -6,7 +6,7 @@ layers need torch, the models transformers besides.
 
 from typing import TYPE_CHECKING
 
-from tarnn import auto_classes
+from tarnn import auto_classes, removed
 from tarnn._version import __version__ as __version__
 from tarnn.lazy import lazy_names
 
@@ -52,3 +52,4 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_names(__name__)
 auto_classes.announce()
+removed.announce()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from tarnn import removed
+
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make a package's `__getattr__` and `__dir__`, which know its public names, and its files.
@@ -33,11 +35,13 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
             return value
         module = f"{package}.{name}"
         try:
-            if not name.startswith("_"):
+            if not name.startswith("_") and not removed.message(module):
                 return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
+        if gone := removed.message(module):
+            raise AttributeError(gone)
         raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes()))}")
 
     def list_names() -> list[str]:

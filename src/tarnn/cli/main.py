@@ -17,6 +17,7 @@ from tarnn.cli.quota import stay_within_quota
 from tarnn.cli.waiting import wait_briefly
 from tarnn.errors import OneProcessError, is_out_of_memory
 from tarnn.extras import needed_for
+from tarnn.removed import message_of_command
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
@@ -137,6 +138,8 @@ def main(argv: list[str] | None = None) -> int:
     Everything else is a bug and keeps its traceback; TARNN_TRACEBACK=1 keeps it for all of them.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if gone := message_of_command(argv):
+        return fail(gone)
     try:
         with needed_for(" ".join(["tarnn", *argv[:1]])):
             code = build_app().main(argv or ["--help"], prog_name="tarnn", standalone_mode=False)

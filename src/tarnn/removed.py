@@ -1,0 +1,38 @@
+"""Names that are gone, until the first release: using one raises an error that says what to write instead.
+
+`REMOVED` is the one table. docs/migration.md shows the same rows.
+"""
+
+import sys
+
+# written as a user writes it: a module or a name in one, `tarnn COMMAND`, `tarnn COMMAND --option`, `function(argument=)`
+REMOVED = {
+    "tarnn.moved": "The table of old places is in `tarnn.removed`.",
+}
+
+
+def message(name: str) -> str:
+    """Return the sentence of a removed name, or "" for any other."""
+    return f"{name} has been removed. {REMOVED[name]}" if name in REMOVED else ""
+
+
+def message_of_command(arguments: list[str]) -> str:
+    """Return the sentence of the first removed command or option of a command line, or ""."""
+    if not arguments:
+        return ""
+    command = f"tarnn {arguments[0]}"
+    options = (f"{command} {word.split('=')[0]}" for word in arguments[1:] if word.startswith("--"))
+    return next((message(name) for name in (command, *options) if name in REMOVED), "")
+
+
+class _Removed:
+    """A finder that raises for removed modules. It is asked first, since an old folder may have left its cache behind."""
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None):
+        if name in REMOVED:
+            raise ModuleNotFoundError(message(name), name=name)
+
+
+def announce() -> None:
+    sys.meta_path.insert(0, _Removed)  # type: ignore[arg-type]
