@@ -8,7 +8,7 @@ LOCK   := constraints.txt
 TORCH  := torch
 BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test nightly test-oldest test-newest coverage format sanitize pages gpu install lock wheel clean
+.PHONY: demo quick test nightly test-oldest test-newest coverage format sanitize pages install lock wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -28,11 +28,10 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not compile" --junitxml=build/tests.xml
 
-# each night, all other proof: what needs a compiler of graphs or takes long (every family, scripts, pages), GPU kernels by
-# Triton's interpreter, the laws under a runtime type checker, the kernels under the sanitizers
+# each night, all other proof: what needs a compiler of graphs or takes long (every family, scripts, pages), the laws
+# under a runtime type checker, the kernels under the sanitizers
 nightly: test
 	$(BIN)/python -m pytest -n 2 -q -m "slow or compile" --junitxml=build/nightly_tests.xml
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -q tests/triton/interpreted
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
 	tests/sanitize.sh
 
@@ -69,12 +68,6 @@ sanitize: install
 # all of benchmarks/results anew, on a quiet machine; stopped, it goes on
 pages: install
 	$(BIN)/python benchmarks/all.py
-
-# on a machine with a GPU, whose torch and Triton are the ones that PYTHON has: the op's laws, then the pages of results
-gpu:
-	$(PYTHON) -m pytest -q tests/triton tests/ops
-	$(PYTHON) benchmarks/gpu_attention.py
-	$(PYTHON) benchmarks/gpu_decode.py
 
 install: $(VENV)/.installed $(VENV)/.kernels
 

@@ -6,7 +6,6 @@
 
 Each script leaves its page as soon as it is done. A run that was stopped (Ctrl-C) skips what it had done, and goes on within
 `attention` and `favor`; --anew begins again. A script that fails is named at the end, and the others run all the same.
-What needs a GPU is left out, see `gpu_session.py`.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 DONE = ROOT / "runs" / "benchmarks" / "all.json"
-NO_PAGES = ("all", "summary")  # and what needs a GPU
+NO_PAGES = ("all", "summary")
 FIRST = (
     "step",
     "encoder_step",
@@ -34,7 +33,7 @@ LAST = ("favor", "optimal_attention", "training_step", "attention")
 
 def in_order(names: Iterable[str]) -> list[str]:
     """The first ones, those that have no place of their own, and the last ones."""
-    there = {x for x in names if x not in NO_PAGES and not x.startswith("gpu_")}
+    there = {x for x in names if x not in NO_PAGES}
     between = sorted(there - {*FIRST, *LAST})
     return [x for x in (*FIRST, *between, *LAST) if x in there]
 

@@ -9,11 +9,7 @@ def test_no_page_is_forgotten():
     """Nor is one named that there isn't."""
     named = {*all_pages.FIRST, *all_pages.LAST, *all_pages.NO_PAGES, *all_pages.RESUMES, all_pages.NEEDS_PYTHON}
     assert named <= {*runnable("benchmarks")}
-    assert all_pages.in_order(["gpu_decode", "attention", "summary", "new", "step", "all"]) == [
-        "step",
-        "new",
-        "attention",
-    ]
+    assert all_pages.in_order(["attention", "summary", "new", "step", "all"]) == ["step", "new", "attention"]
     assert {"decode_baselines", "step", "attention"} < {*all_pages.PAGES}
 
 

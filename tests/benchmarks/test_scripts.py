@@ -5,8 +5,6 @@ import sys
 import encoder_step
 import fused_step
 import generate
-import gpu_attention
-import gpu_session
 import pytest
 import step
 import summary
@@ -32,8 +30,6 @@ OPTIONS = {
     "favor": FAVOR,
     "fused_step": ["--quick"],
     "generate": ["--quick"],
-    "gpu_attention": ["--dry-run", "--quick"],
-    "gpu_decode": ["--dry-run", "--quick"],
     "low_rank": ["--quick"],
     "one_call": ["--quick", "--families", "Mamba-2", "--layers", 1, "--prompt", 8],
     "prefill": ["--quick"],
@@ -199,38 +195,6 @@ def test_what_would_take_too_long_or_too_much_memory_is_not_tried(monkeypatch):
 def test_a_method_that_is_not_known_is_refused(script):
     code, _, err = script("attention", *ATTENTION, "--methods", "nonsense")
     assert (code, "no method is called nonsense; there are" in err) == (1, True)
-
-
-def test_without_a_gpu_the_page_says_so(script, folder, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert script("gpu_attention", "--quick").code == 0
-    assert "Not measured on a GPU" in (folder / "gpu_attention.md").read_text()
-
-
-def test_a_gpu_baseline_that_does_not_run_leaves_its_cell_empty(monkeypatch, capsys):
-    def fail(*_):
-        raise RuntimeError("another version of Triton")
-
-    monkeypatch.setattr(gpu_attention, "methods", lambda: {"theirs": fail, gpu_attention.OURS: fail})
-    assert gpu_attention.time_of("theirs", "8×1024×8×64", "forward", "cpu") is None
-    with pytest.raises(RuntimeError):
-        gpu_attention.time_of(gpu_attention.OURS, "8×1024×8×64", "forward", "cpu")
-
-
-def test_a_session_on_a_gpu_stops_each_step_in_time(tmp_path, monkeypatch):
-    steps = {"wrong": (1.0, ["-c", "raise SystemExit(3)"]), "slow": (0.02, ["-c", "import time; time.sleep(60)"])}
-    monkeypatch.setattr(gpu_session, "STEPS", steps)
-    monkeypatch.setattr("sys.argv", ["gpu_session.py", "--out", str(tmp_path)])
-    assert gpu_session.main() == 1
-    text = (tmp_path / "session.json").read_text()
-    assert '"failed"' in text
-    assert '"stopped"' in text
-
-
-def test_what_a_session_runs_is_there(tmp_path):
-    for name in gpu_session.STEPS:
-        words = gpu_session.command(name, tmp_path)
-        assert all((gpu_session.ROOT / x).exists() for x in words if x.startswith(("tests/", "benchmarks/")))
 
 
 def test_the_summary_is_made_of_what_is_there(script, folder, monkeypatch, capsys):

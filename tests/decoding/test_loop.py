@@ -132,3 +132,12 @@ def test_forks_go_their_own_ways(make_model):
         alone = loop_for(model)
         alone.read(torch.cat([PROMPT, torch.tensor([tokens])], dim=1))
         torch.testing.assert_close(loop.logits[row], alone.logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_loop_counts_where_the_step_can_not_look(make_model):
+    """On a GPU a step doesn't read its position; the loop knows how many tokens there may be."""
+    loop = loop_for(make_model(max_position_embeddings=10))
+    loop.read(PROMPT)
+    loop.step = lambda token, state, inplace: (loop.logits, state)
+    with pytest.raises(ValueError, match="up to 10 tokens"):
+        made(loop, sampler(), 9)

@@ -12,10 +12,10 @@ def test_floors_are_the_minimums_and_for_tools_the_lock():
     project = {
         "name": "tarnn",
         "dependencies": ["torch>=2.10", "starlette>=1.0,<2"],
-        "optional-dependencies": {"all": ["tarnn[hf]"], "dev": ["pytest", "triton>=3.6,<3.8; sys_platform == 'linux'"]},
+        "optional-dependencies": {"all": ["tarnn[hf]"], "dev": ["pytest", "psutil>=6.1,<8; sys_platform == 'linux'"]},
     }
     pyproject = {"project": project, "build-system": {"requires": ["scikit-build-core>=1.1"]}}
-    expected = ["pytest==9.2.0", "scikit-build-core==1.1", "starlette==1.0", "torch==2.10", "triton==3.6"]
+    expected = ["psutil==6.1", "pytest==9.2.0", "scikit-build-core==1.1", "starlette==1.0", "torch==2.10"]
     assert floors(pyproject, "# made by make lock\npytest==9.2.0\ntorch==2.13.0\n") == expected
 
 

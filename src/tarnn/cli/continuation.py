@@ -67,9 +67,7 @@ def continue_prompt(
         tokenizer = open_tokenizer(request.checkpoint)
         ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
     loop, recent = start(model, request, ids.shape[1], limit)
-    on_cpu = loop.state.position.is_cpu
-    if on_cpu:  # a fused step reads the prompt, too; one recorded on a GPU needs the state of all samples
-        prepare_step(loop, weights, report)
+    prepare_step(loop, weights, report)  # a fused step reads the prompt, too
     recorded = None if request.state_in is None else recorded_precision(request.state_in)
     precision = read(loop, ids, report, recorded)
     if count > 1:
@@ -79,8 +77,6 @@ def continue_prompt(
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
-        if not on_cpu:
-            prepare_step(loop, weights, report)
         with threads_for_steps(model):
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:

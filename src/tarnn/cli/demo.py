@@ -107,7 +107,7 @@ def write_sample(model: TarnnForCausalLM, corpus: Corpus, num_tokens: int, seed:
     """Text from the model, as it is made."""
     prompt, out, start = list(PROMPT.encode()), Output(), time.perf_counter()
     loop = TokenLoop(model, model.new_state(1))
-    loop.step = fastest_step(model, loop.state).step
+    loop.step = fastest_step(model).step
     loop.read(torch.tensor([prompt], device=model.device))
     stream = TextStream(decoder(corpus.tokenizer), prompt)
     out.write(PROMPT)

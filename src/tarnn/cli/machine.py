@@ -31,7 +31,6 @@ def machine_facts() -> dict[str, Any]:
         "accelerator": accelerator(),
         "products": choose(USUAL)._asdict(),
         "kernel": backends.cpu_kernels(),
-        "gpu_kernel": backends.gpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
 
@@ -71,8 +70,6 @@ def machine_text(facts: dict[str, Any]) -> str:
         "products": "{precision}: {why}".format(**facts["products"]),
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
-    if (gpu := facts["gpu_kernel"]) is not None:
-        rows["GPU kernel"] = f"{gpu['path']}: {gpu['why']} (for {', '.join(backends.for_gpus())})"
     for op, choice in facts["ops"].items():
         refusals = list(choice["reasons"].values()) if choice["backend"] == "eager" else []
         rows[f"op {op}"] = ": ".join([choice["backend"], *refusals[-1:]])

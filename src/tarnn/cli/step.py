@@ -20,7 +20,7 @@ def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
         report(f"tarnn: {name}")
         return
     try:
-        chosen = fastest_step(loop.model, loop.state, weights=weights)
+        chosen = fastest_step(loop.model, weights=weights)
     except Refusal as error:
         raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
     loop.step = chosen.step

@@ -1,9 +1,8 @@
-"""One chooser for all who make tokens: the fastest step that a model can have here, and why not a faster one."""
+"""Choose the fastest step that a model can have here, and say why not a faster one."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from tarnn.decoding.cuda_graph import RecordedStep, cannot_record
 from tarnn.decoding.fused import MOST_PLACES, FusedStep
 from tarnn.decoding.loop import Step
 from tarnn.decoding.plan import Refusal
@@ -18,15 +17,12 @@ class ChosenStep:
     why_not: tuple[str, ...] = ()
 
 
-def fastest_step(
-    model: Any, state: Any = None, *, weights: str | None = None, most_places: int = MOST_PLACES
-) -> ChosenStep:
-    """The fused step; on a GPU the model's own, recorded in a CUDA graph; else the model's own, plain.
+def fastest_step(model: Any, *, weights: str | None = None, most_places: int = MOST_PLACES) -> ChosenStep:
+    """Return the fused step where the model has one, else `model.step`.
 
-        loop.step = fastest_step(model, loop.state).step
+        loop.step = fastest_step(model).step
 
-    state: what the step begins with, which a recording needs for its number of rows; None: nothing is recorded. weights:
-    how a fused step keeps them, float32 by default; most_places: see `FusedStep`.
+    weights: how a fused step keeps them, float32 by default; most_places: see `FusedStep`.
 
     Raises Refusal, a ValueError, where weights are given and there is no fused step.
     """
@@ -36,11 +32,4 @@ def fastest_step(
     except Refusal as error:
         if weights is not None:
             raise
-        why_not = f"no fused step: {error.__cause__}"
-    no_graph = cannot_record(state)
-    if no_graph is None:
-        try:
-            return ChosenStep(RecordedStep(model, state), "step recorded in a CUDA graph", (why_not,))
-        except RuntimeError as error:  # something in the step waits for the GPU
-            no_graph = f"recording failed: {str(error).splitlines()[0]}"
-    return ChosenStep(model.step, "plain step", (why_not, f"no CUDA graph: {no_graph}"))
+        return ChosenStep(model.step, "plain step", (f"no fused step: {error.__cause__}",))

@@ -15,9 +15,8 @@ from tarnn.kernels import (
     mixture,
     selective_scan,
 )
-from tarnn.kernels.contract import ORDER, named, reasons
+from tarnn.kernels.contract import reasons
 from tarnn.kernels.cpu import library
-from tarnn.kernels.triton import device
 
 
 class Choice(NamedTuple):
@@ -47,16 +46,6 @@ def choices() -> dict[str, Choice]:
     return found
 
 
-def for_gpus() -> list[str]:
-    """The ops that have kernels for GPUs."""
-    return [op for op in choices() if named(ORDER[0], op) is not None]
-
-
 def cpu_kernels() -> dict[str, str]:
     """The compiled kernels that CPUs take, and why. ValueError for a setting that nobody knows."""
     return library.status()._asdict()
-
-
-def gpu_kernels() -> dict[str, str] | None:
-    """The path that linear attention takes on the first GPU, and why; None without one."""
-    return device.status(0)._asdict() if torch.cuda.is_available() else None

@@ -19,7 +19,7 @@ FEW = 8  # images at once, up to which one thread is as fast
 
 
 def take_fastest_step(loop: PixelLoop) -> None:
-    loop.step = fastest_step(loop.model, loop.state).step
+    loop.step = fastest_step(loop.model).step
 
 
 def draw(

@@ -1,1 +1,0 @@
-"""Kernels for GPUs, in Triton. Nothing here imports Triton before the first call that it computes."""
