@@ -7,6 +7,7 @@ import sys
 
 # written as a user writes it: a module or a name in one, `tarnn COMMAND`, `tarnn COMMAND --option`, `function(argument=)`
 REMOVED = {
+    "tarnn.generation": "Import `tarnn.decoding`.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
 }
 
