@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="operations with this in their name")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name, kind in (("text", "linear"), ("image", "colour")):
-            save_served(Path(folder) / name, kind)
-        models = {name: open_served(Path(folder) / name) for name in ("text", "image")}
+        for kind in ("linear", "decay"):
+            save_served(Path(folder) / kind, kind)
+        models = {kind: open_served(Path(folder) / kind) for kind in ("linear", "decay")}
         with http_server(models, ServerSettings(max_prompt=200, max_choices=4)) as server:
             for label, operation in operations(server.url).items():
                 if options.only in label:

@@ -17,6 +17,7 @@ from support.served import save_served
 from tarnn.cli.amounts import num_bytes, num_seconds
 from tarnn.cli.main import main
 from tarnn.errors import UserError
+from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,13 @@ def test_what_cannot_be(capsys, folder, options, sentence):
 def test_folders_that_cannot_be_served(capsys, folder, tmp_path):
     assert "does not exist" in refused(capsys, tmp_path / "nowhere", "--port", 0)
     assert "two folders are called tiny" in refused(capsys, folder, folder, "--port", 0)
+
+
+def test_a_model_of_images_is_refused(capsys, tmp_path):
+    sizes = {"image_height": 2, "image_width": 3, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    TarnnForImageGeneration(TarnnImageConfig.paper(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "digits")
+    line = refused(capsys, tmp_path / "digits")
+    assert "holds a model of images; `tarnn serve` serves texts. `tarnn generate" in line
 
 
 def test_keys_and_no_auth_exclude_each_other(capsys, folder, tmp_path):

@@ -173,7 +173,6 @@ REFUSED = [
     (Request(prompt(3), sampling=Sampling(seed=2**64)), "64 bits"),
     (Request(prompt(3), sampling=Sampling(temperature=-1)), "temperature"),
     (Request(prompt(3), sampling=Sampling(logit_bias={999: 1.0})), "999"),
-    (Request(prompt(3), class_label=1), "no classes"),
 ]
 
 
@@ -184,7 +183,7 @@ def test_what_can_not_be_is_refused(served, request_, sentence):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentence"), [("image", r"logits are \(1, 257\)"), ("log-weighted", "the fused step takes states")]
+    ("kind", "sentence"), [("wide", r"logits are \(1, 257\)"), ("log-weighted", "the fused step takes states")]
 )
 def test_a_state_of_another_model_is_refused(engine, served, kind, sentence):
     begin = answer(engine(kind).submit(Request(np.array([255]), 0, keep=True)))[0][3]

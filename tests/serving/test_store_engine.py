@@ -5,12 +5,10 @@ import pytest
 import torch
 from support.served import alone
 
-from tarnn.models.images import START
 from tarnn.serving.engine import Engine
 from tarnn.serving.request import Request, Sampling
 from tarnn.serving.store import StateStore
 
-BEGIN = np.array([START])
 PROMPT = np.frombuffer(b"Of a book that is read once, and shared by all who ask about it.", np.uint8).astype(np.int32)
 
 
@@ -41,20 +39,3 @@ def test_a_restart_changes_no_bit(served, tmp_path, kind):
             assert torch.equal(again[1].logits, fresh[1].logits)
             assert fresh[2] == (0 if restart == 0 else len(end.tokens) + 9)
         store.close()
-
-
-@pytest.mark.parametrize("kind", ["image", "classes"])
-def test_images_are_drawn_beside_a_store(served, tmp_path, kind):
-    model = served(kind)
-    label = {"class_label": 1} if kind == "classes" else {}
-    drawn = []
-    for _ in range(2):
-        store = StateStore(model, folder=tmp_path)
-        with Engine(model, store=store) as engine:
-            engine.start()
-            drawn += [list(engine.submit(Request(BEGIN, 9, Sampling(seed=3), **label))) for _ in range(2)]
-        assert store.stats.trouble == ""
-        store.close()
-    tokens = [[token for event in events for token in event.tokens] for events in drawn]
-    assert all(events[-1].finish == "length" for events in drawn)
-    assert tokens == [tokens[0]] * 4

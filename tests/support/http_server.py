@@ -35,14 +35,13 @@ class Server:
 
 @contextmanager
 def http_server(models, settings=None, *, store=StateStore, **options):
-    """Serve these models, by name. store(model): of those that write text; options: of the engines."""
+    """Serve these models, by name. store(model): makes the store of each; options: of the engines."""
     with ExitStack() as stack:
         engines = {}
         for name, model in models.items():
-            kept = None if model.draws_images else store(model)
+            kept = store(model)
             engines[name] = stack.enter_context(Engine(replace(model, name=name), store=kept, **options))
-            if kept is not None:
-                stack.callback(kept.close)
+            stack.callback(kept.close)
         config = uvicorn.Config(create_app(engines, settings), port=0, log_level="warning", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)

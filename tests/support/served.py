@@ -6,7 +6,7 @@ import torch
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.draws import RowSampling, draw_rows
 from tarnn.decoding.loop import TokenLoop
-from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.serving.caches import copy_of
 
 TEXT = {
@@ -20,16 +20,6 @@ TEXT = {
     "eos_token_id": 256,
     "pad_token_id": 256,
 }
-IMAGE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "initializer_range": 0.3,
-    "image_height": 4,
-    "image_width": 3,
-    "num_mixtures": 3,
-}
 TEXTS = {
     "linear": {"decay": "none"},
     "decay": {"decay": "token"},
@@ -37,20 +27,17 @@ TEXTS = {
     "rotary": {"decay": "none", "position": "rotary"},
     "log-weighted": {"decay": "none", "feature_map": "exp", "qk_norm": False},
     "short": {"position": "learned", "max_position_embeddings": 48},
+    "wide": {"decay": "none", "vocab_size": 300},
     "hybrid": {"attention": ["linear", "softmax"], "position": "rotary"},
 }
 NO_ENDS: frozenset[int] = frozenset()
-IMAGES = {"image": {}, "classes": {"num_classes": 3}, "colour": {"num_channels": 3, "likelihood": "categorical"}}
 
 
 def save_served(folder, kind):
-    """A model with random weights, and for texts a tokenizer whose ids are bytes."""
+    """A model with random weights, and a tokenizer whose ids are bytes."""
     torch.manual_seed(0)
-    if kind in IMAGES:
-        TarnnForImageGeneration(TarnnImageConfig.paper(**IMAGE | IMAGES[kind])).save_pretrained(folder)
-    else:
-        TarnnForCausalLM(TarnnConfig(**TEXT | TEXTS[kind])).save_pretrained(folder)
-        byte_tokenizer().save_pretrained(folder)
+    TarnnForCausalLM(TarnnConfig(**TEXT | TEXTS[kind])).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
 @torch.no_grad()

@@ -109,11 +109,9 @@ def serve(
         engines = {}
         for name, run in zip(names, runs):
             model = open_served(run, name=name, weights=weights)
-            store = None  # of a model of images: each begins anew
-            if not model.draws_images:
-                at = folder and folder / name
-                store = StateStore(model, memory=memory - parked, folder=at, disk=disk, ttl=ttl, owner=owner)
-                stack.callback(store.close)
+            at = folder and folder / name
+            store = StateStore(model, memory=memory - parked, folder=at, disk=disk, ttl=ttl, owner=owner)
+            stack.callback(store.close)
             engine = Engine(
                 model,
                 store=store,
@@ -125,9 +123,7 @@ def serve(
             )
             engines[name] = stack.enter_context(engine)
             if place is None or place.index == 0:
-                report(
-                    f"tarnn: {name}: {'images' if model.draws_images else 'text'}, {weights} weights, {model.key.isa}"
-                )
+                report(f"tarnn: {name}: {weights} weights, {model.key.isa}")
         app = create_app(engines, settings, () if place is None else passed_by(place, settings))
 
         def stop() -> None:

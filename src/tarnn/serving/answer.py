@@ -22,7 +22,7 @@ class Answer:
     pool; ending, how it will end once its last token was read; proven, as of a snapshot.
     """
 
-    def __init__(self, mail: Any, choice: int, text: TextStream | None):
+    def __init__(self, mail: Any, choice: int, text: TextStream):
         self.mail, self.choice = mail, choice
         self.tokens, self.taken = array("i"), 0
         self.logprobs: deque[TokenLogprob] = deque()
@@ -42,7 +42,7 @@ class Answer:
     def wrote(self, token: int, logprob: TokenLogprob | None) -> None:
         """One token more; `ending` says whether it is the last one."""
         mail = self.mail
-        if self._engine_reads and self._text is not None:
+        if self._engine_reads:
             self._text.push(token, mail.ends)
             if self._text.over:
                 self.ending = "stop"
@@ -57,7 +57,7 @@ class Answer:
 
     def end(self, finish: str, snapshot: Snapshot | None = None, error: str = "") -> None:
         """Nothing more will come."""
-        if self._engine_reads and self._text is not None:
+        if self._engine_reads:
             self._text.finish(finish, goes_on=_goes_on(finish, snapshot))
             self.texts.append(self._text.take())
         self.snapshot, self.error, self.at = snapshot, error, None
@@ -89,8 +89,6 @@ class Answer:
         return Event(self.choice, text, tuple(tokens), tuple(logprobs), finish, self.snapshot, self.error)
 
     def _take_text(self, tokens: list[int], finish: str) -> str:
-        if self._text is None:
-            return ""
         if self._engine_reads:
             return "".join(self.texts.popleft() for _ in range(len(self.texts)))
         for token in tokens:

@@ -1,9 +1,8 @@
-"""Whether a request can be answered: each wrong value has a sentence that says what is expected."""
+"""Check whether a request can be answered: each wrong value has a sentence that says what is expected."""
 
 import numpy as np
 
 from tarnn.decoding.draws import check_sampling
-from tarnn.models.likelihoods import NUM_VALUES
 from tarnn.ops import KVCache
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Request
@@ -14,19 +13,11 @@ def check_request(request: Request, model: ServedModel) -> None:
     """Raise ValueError for a request that this model can't answer."""
     _check_prompt(request, model)
     _check_counts(request, model)
-    check_sampling(request.sampling, num_tokens(model))
+    check_sampling(request.sampling, model.step.num_outputs)
     if (seed := request.sampling.seed) is not None and not -(2**63) <= seed < 2**64:
         raise ValueError(f"a seed has 64 bits: from −2^63 to 2^64 − 1; got {seed}.")
-    if request.stop and model.draws_images:
-        raise ValueError("stop strings end texts, and this model makes images; leave them out.")
     if "" in request.stop:
         raise ValueError("a stop string must have at least one character; got an empty one.")
-    _check_class(request, model)
-
-
-def num_tokens(model: ServedModel) -> int:
-    """How many tokens there are to draw from."""
-    return NUM_VALUES if model.draws_images else model.step.num_outputs
 
 
 def _check_prompt(request: Request, model: ServedModel) -> None:
@@ -66,14 +57,6 @@ def _check_counts(request: Request, model: ServedModel) -> None:
         raise ValueError(f"n must be at least 1; got {request.n}.")
     if request.max_tokens < 0:
         raise ValueError(f"max_tokens must be 0 or more; got {request.max_tokens}.")
-    if request.logprobs is not None and not 0 <= request.logprobs <= num_tokens(model):
-        raise ValueError(f"logprobs must be from 0 to {num_tokens(model)}, the vocabulary; got {request.logprobs}.")
-
-
-def _check_class(request: Request, model: ServedModel) -> None:
-    num_classes = getattr(model.model.config, "num_classes", 0) if model.draws_images else 0
-    label = request.class_label
-    if label is not None and not num_classes:
-        raise ValueError("this model knows no classes; leave class_label out.")
-    if num_classes and (label is None or not 0 <= label < num_classes):
-        raise ValueError(f"class_label must be from 0 to {num_classes - 1}; got {label}.")
+    vocab_size = model.step.num_outputs
+    if request.logprobs is not None and not 0 <= request.logprobs <= vocab_size:
+        raise ValueError(f"logprobs must be from 0 to {vocab_size}, the vocabulary; got {request.logprobs}.")

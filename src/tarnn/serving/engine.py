@@ -72,7 +72,7 @@ class Engine:
         self.model, self.store = model, store
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
         self._rounds = Rounds(model, store, max_rows, prefill_piece, max_parked, self._was_read)
-        self._decode = None if model.draws_images else model.decoder()
+        self._decode = model.decoder()
         self._lock = threading.Lock()
         self._asked: SimpleQueue[tuple[str, Any]] = (
             SimpleQueue()

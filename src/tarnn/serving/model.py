@@ -29,18 +29,14 @@ class StateKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """name: as clients call it. model: its config, end tokens and new states; step: what runs. tokenizer None: of images."""
+    """name: as clients call it. model: its config, end tokens and new states; step: what runs."""
 
     name: str
     model: Any
     step: FusedStep
     key: StateKey
-    tokenizer: Any = None
+    tokenizer: Any
     folder: Path | None = None
-
-    @property
-    def draws_images(self) -> bool:
-        return self.tokenizer is None
 
     @property
     def chats(self) -> bool:
@@ -53,16 +49,19 @@ class ServedModel:
 
 
 def open_served(folder: str | Path, *, name: str | None = None, weights: str = "float32") -> ServedModel:
-    """The checkpoint in a folder, ready to be served. weights: as `FusedStep` keeps them.
+    """Open the checkpoint in a folder for serving. weights: as `FusedStep` keeps them.
 
-    Raises UserError for a folder that holds no model of text or images, or one that has no fused step, with the reason.
+    Raises UserError for a folder that holds no model of text, or one that has no fused step, with the reason.
     """
     folder = Path(folder)
     model = open_model(folder, tasks=GENERATED)
+    if isinstance(model, ImageModel):
+        raise UserError(
+            f"{folder} holds a model of images; `tarnn serve` serves texts. `tarnn generate {folder}` draws."
+        )
     try:
         step = FusedStep(model, weights)
     except Refusal as reason:
         raise UserError(f"{folder} can't be served: {reason.__cause__}. `tarnn generate` runs it.") from reason
     key = StateKey(fingerprint(model), weights, cpu_kernels()["path"])
-    tokenizer = None if isinstance(model, ImageModel) else open_tokenizer(folder)
-    return ServedModel(name or folder.name, model, step, key, tokenizer, folder)
+    return ServedModel(name or folder.name, model, step, key, open_tokenizer(folder), folder)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tarnn.models.images import ImageModel
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.serving.caches import PoolCaches, grows, without_caches
@@ -22,8 +20,8 @@ from tarnn.serving.snapshot import Snapshot
 class Pool:
     """States of up to `max_rows` sequences, of which the first `num_rows` are in use.
 
-    A row that leaves is replaced by the last, so that those in use stay together. parameters: what the model has put out last for
-    each row, (max_rows, p). Of hybrids, each row has key/value caches of its own.
+    A row that leaves is replaced by the last, so that those in use stay together. logits: those that the model computed last for
+    each row, (max_rows, vocab_size). Of hybrids, each row has key/value caches of its own.
     """
 
     def __init__(self, model: ServedModel, max_rows: int):
@@ -35,14 +33,14 @@ class Pool:
         self._leaves, self._spec = pytree.tree_flatten(without_caches(state))
         self._steps: dict[int, Callable[[Tensor], None]] = {}
         self._rows = [[x[i : i + 1] for x in self._leaves] for i in range(max_rows)]
-        self.parameters = torch.zeros(max_rows, model.step.num_outputs)
-        self._parameters_of = [self.parameters[:n] for n in range(max_rows + 1)]
+        self.logits = torch.zeros(max_rows, model.step.num_outputs)
+        self._logits_of = [self.logits[:n] for n in range(max_rows + 1)]
 
     def add(self, snapshot: Snapshot) -> None:
         """A sequence goes on from here, in a row behind the others."""
         row = self.num_rows
         torch._foreach_copy_(self._rows[row], pytree.tree_leaves(without_caches(snapshot.state)))
-        self.parameters[row] = snapshot.logits[0]
+        self.logits[row] = snapshot.logits[0]
         self.num_rows += 1
         if self._caches is not None:
             self._caches.add(snapshot.state)
@@ -53,7 +51,7 @@ class Pool:
         last = self.num_rows - 1
         if row != last:
             torch._foreach_copy_(self._rows[row], self._rows[last])
-            self.parameters[row] = self.parameters[last]
+            self.logits[row] = self.logits[last]
         self.num_rows = last
         if self._caches is not None:
             self._caches.remove(row)
@@ -68,7 +66,7 @@ class Pool:
 
     def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
         """A copy of a row, which has read these tokens. proven: as of a snapshot."""
-        *leaves, logits = copies([*self._rows[row], self.parameters[row : row + 1]])
+        *leaves, logits = copies([*self._rows[row], self.logits[row : row + 1]])
         state = pytree.tree_unflatten(leaves, self._spec)
         if self._caches is not None:
             state = self._with(self._caches.of_row(row), state)
@@ -83,7 +81,7 @@ class Pool:
             state = pytree.tree_unflatten([x[:n] for x in self._leaves], self._spec)
             if caches is not None:
                 state = self._with(caches.of_pool(), state)
-            self._steps[n] = self._step.over(state, self.parameters[:n])
+            self._steps[n] = self._step.over(state, self.logits[:n])
         self._steps[n](ids)
         if caches is not None:
             caches.count()
@@ -93,15 +91,12 @@ class Pool:
         each = iter(caches)
         return replace(state, layers=tuple(next(each) if has else x for has, x in zip(self._grows, state.layers)))
 
-    def parameters_now(self) -> Float[Tensor, "b p"]:
-        """What the model has put out last for the rows in use: a view."""
-        return self._parameters_of[self.num_rows]
+    def logits_now(self) -> Float[Tensor, "b v"]:
+        """Return the last logits of the rows in use: a view."""
+        return self._logits_of[self.num_rows]
 
 
-def new_state(model: ServedModel, num_rows: int, class_label: int | None = None, *, capacity: int = 0) -> ModelState:
-    """The state before the first token. class_label: of all rows, for models of images that have classes. capacity: of caches."""
-    made: Any = model.model
-    if isinstance(made, ImageModel):
-        labels = torch.full((num_rows,), class_label or 0) if made.config.num_classes else None
-        return made.new_state(num_rows, capacity, class_labels=labels)
-    return made.new_state(num_rows, capacity)
+def new_state(model: ServedModel, num_rows: int, *, capacity: int = 0) -> ModelState:
+    """Return the state before the first token. capacity: tokens that its caches have room for."""
+    state: ModelState = model.model.new_state(num_rows, capacity)
+    return state

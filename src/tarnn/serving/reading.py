@@ -54,9 +54,8 @@ class Reading:
     def read(self, model: ServedModel, most: int) -> Iterator[Snapshot]:
         """Read up to `most` tokens; gives a copy at each place on the way whose state is worth keeping."""
         if self._state is None:
-            label, length = self.request.class_label, len(self.tokens)
-            at = self._at
-            self._state = new_state(model, 1, label, capacity=length) if at is None else copy_of(at.state, length)
+            at, length = self._at, len(self.tokens)
+            self._state = new_state(model, 1, capacity=length) if at is None else copy_of(at.state, length)
         end = min(self.done + most, len(self.tokens))
         while self.done < end:
             while self._marks and self._marks[-1] <= self.done:

@@ -44,7 +44,6 @@ class Request:
     boundaries: places in begin and prompt together, in tokens, whose states are worth keeping: the ends of messages.
     keep: whether the state at the answer's end is wanted: it is in the last event of each choice.
     tenant: whose states are looked at and kept; client: who has a fair share of the machine with others.
-    class_label: of an image, where the model knows classes. An image's prompt is START and the values that are known.
     """
 
     prompt: Int[np.ndarray, " t"] = field(default_factory=lambda: NONE)
@@ -59,7 +58,6 @@ class Request:
     keep: bool = False
     tenant: str = ""
     client: str = ""
-    class_label: int | None = None
 
 
 class TokenLogprob(NamedTuple):

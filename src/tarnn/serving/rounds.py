@@ -53,8 +53,7 @@ class Rounds:
         when_read: Callable[[Mail], None],
     ):
         self._model, self._max_parked, self._when_read = model, max_parked, when_read
-        self._store = None if model.draws_images else store
-        self._max_rows, self._piece = max_rows, prefill_piece
+        self._store, self._max_rows, self._piece = store, max_rows, prefill_piece
         self._limit = model.model.config.max_position_embeddings
         self.queue = FairQueue(prefill_piece)
         self.rows = Rows(model, max_rows)
@@ -194,9 +193,8 @@ class Rounds:
             self._fail(answer.mail, f"the answer could not begin: {error}")
 
     def _room(self, length: int) -> int:
-        """How many tokens can be written behind so many."""
-        last_unread = int(self._model.draws_images)  # nothing comes after an image's last value
-        return 2**62 if self._limit is None else self._limit - length + last_unread
+        """Return how many tokens can be written after `length`."""
+        return 2**62 if self._limit is None else self._limit - length
 
     def _write(self) -> None:
         """Draw a token for each row, hand them over, and read them."""
@@ -222,11 +220,10 @@ class Rounds:
         """Answers at their end leave before the step, if nobody wants the state behind it; the tokens of the others."""
         for row in range(len(self.rows) - 1, -1, -1):
             answer = self.rows.answers[row]
-            last_value = self._model.draws_images and len(answer.tokens) == answer.most
             if answer.finish:
                 self._count_error(answer.error)
                 self._told[answer.mail] = None
-            elif answer.ending and (last_value or not (answer.mail.request.keep or self._store)):
+            elif answer.ending and not (answer.mail.request.keep or self._store):
                 self._end(answer, answer.ending)
             else:
                 continue

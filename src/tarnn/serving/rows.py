@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from tarnn.decoding.draws import Drawn, RowSampling, draw_rows
-from tarnn.models.likelihoods import NUM_VALUES
 from tarnn.serving.answer import Answer
 from tarnn.serving.model import ServedModel
 from tarnn.serving.pool import Pool
@@ -31,9 +30,8 @@ class Rows:
         self.answers: list[Answer] = []
         self.mails: list[Any] = []  # of the answers, each once
         self._max_rows = max_rows
-        self._likelihood = model.model.likelihood if model.draws_images else None
         self._pool = Pool(model, max_rows)
-        self._sampling = RowSampling(max_rows, NUM_VALUES if model.draws_images else model.step.num_outputs)
+        self._sampling = RowSampling(max_rows, model.step.num_outputs)
         self._changed = False
         self._appends: list[Any] = []
         self._ends: frozenset[int] = frozenset()
@@ -91,9 +89,7 @@ class Rows:
         """(a token of each row, which its answer has now; whether one of the answers must be looked at)."""
         if self._changed:
             self._prepare()
-        parameters = self._pool.parameters_now()
-        logits = parameters if self._likelihood is None else self._likelihood.log_probs(parameters)
-        drawn = draw_rows(logits, self._sampling)
+        drawn = draw_rows(self._pool.logits_now(), self._sampling)
         self._sampling.wrote(drawn.tokens)
         tokens = drawn.tokens.tolist()
         self._quiet -= 1

@@ -19,7 +19,7 @@ from tarnn.serving.request import Event, Request, Usage
 class Mail:
     """Between the engine's thread and the reader of one request: its answers, and who waits for them.
 
-    decode: as `TextStream` takes it, None for models without text. ends: tokens that end an answer. seed: of all draws.
+    decode: as `TextStream` takes it. ends: tokens that end an answer. seed: of all draws.
     ask(what, mail): tells the engine to "cancel" or "resume". parked: whether the engine waits for the reader to take something.
     """
 
@@ -27,7 +27,7 @@ class Mail:
         self,
         request: Request,
         seed: int,
-        decode: Callable[[list[int]], str] | None,
+        decode: Callable[[list[int]], str],
         ends: frozenset[int],
         ask: Callable[[str, "Mail"], None],
         on_events: Callable[[], None] | None,
@@ -44,10 +44,8 @@ class Mail:
     def going_on(self) -> list[Answer]:
         return [x for x in self.answers if not x.finish]
 
-    def _text_stream(self, decode: Callable[[list[int]], str] | None) -> TextStream | None:
-        """A new one, behind the prompt."""
-        if decode is None:
-            return None
+    def _text_stream(self, decode: Callable[[list[int]], str]) -> TextStream:
+        """Return a new one that begins after the prompt."""
         context = self.request.prompt[-KEEP:].tolist()
         if len(context) < KEEP and self.request.begin is not None:
             context = [*self.request.begin.tokens[-KEEP:].tolist(), *context][-KEEP:]

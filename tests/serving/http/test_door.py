@@ -124,12 +124,15 @@ def test_a_server_that_drains_takes_no_more(call):
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/v1/models/x", 404),
+        ("POST", "/v1/images/generations", 404),
     ],
 )
 def test_what_is_not_here_has_a_sentence(call, method, path, status):
     answer = call(None, method, path)
     assert answer.status_code == status
-    assert answer.json()["error"]["message"].endswith(".") or "expected one of" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert message.endswith(".") or "expected one of" in message
+    assert ("tarnn generate" in message) == ("images" in path)
 
 
 def test_a_bug_tells_the_client_nothing(call, engine, monkeypatch):

@@ -23,8 +23,8 @@ COUNT = 5  # requests of each kind; scripts/schema_fuzz.py asks more
 
 @pytest.fixture(scope="module")
 def address(served):
-    models = {"text": served("linear"), "image": served("colour")}
-    with http_server(models, ServerSettings(max_prompt=200, max_choices=4)) as server:
+    settings = ServerSettings(max_prompt=200, max_choices=4)
+    with http_server({"text": served("linear"), "other": served("decay")}, settings) as server:
         yield server.url
 
 
@@ -57,16 +57,15 @@ STREAMED = {
     "chat": SHORT | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2},
     "respond": {"input": "Hi", "max_output_tokens": 3, "top_logprobs": 2},
     "createState": {"text": "Hi"},
-    "drawImages": {"model": "image"},
 }
 
 
 @pytest.fixture(scope="module")
-def chatty(served, served_folder, tmp_path_factory):
+def chatty(served_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat") / "chatty"
     shutil.copytree(served_folder("linear"), folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with http_server({"text": open_served(folder), "image": served("colour")}) as server:
+    with http_server({"text": open_served(folder)}) as server:
         yield server
 
 

@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http import chat, completions, health, images, metrics, models, page, responses, schema, states
+from tarnn.serving.http import chat, completions, health, metrics, models, page, responses, schema, states
 from tarnn.serving.http.answers import client_gone
 from tarnn.serving.http.door import Door
 from tarnn.serving.http.errors import ApiError, api_error, http_error, unexpected
@@ -20,7 +20,7 @@ from tarnn.serving.http.reader import ClientGone, Mailbox
 from tarnn.serving.http.settings import ServerSettings
 from tarnn.serving.http.times import Times
 
-GROUPS = (completions, chat, responses, states, images, models, health, metrics, schema, page)
+GROUPS = (completions, chat, responses, states, models, health, metrics, schema, page)
 
 
 def create_app(

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +13,7 @@ from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.prompts import Ids
 from tarnn.serving.http.reader import Reader
-from tarnn.serving.http.wire import Drawn, Generation, Sampled
+from tarnn.serving.http.wire import Generation, Sampled
 from tarnn.serving.request import Request, Sampling, Usage
 from tarnn.serving.snapshot import Snapshot
 
@@ -31,14 +31,6 @@ def engine_of(request: HttpRequest, name: str | None) -> Engine:
         message = f"There is no model {name[:100]!r}; expected one of {listed(engines)}."
         raise ApiError(404, message, param="model", code="model_not_found")
     return engines[name]
-
-
-def text_engine_of(request: HttpRequest, name: str | None) -> Engine:
-    """The same, of a model that writes text."""
-    engine = engine_of(request, name)
-    if engine.model.draws_images:
-        raise bad(f"{engine.model.name} draws images and writes no text. POST /v1/images/generations.", "model")
-    return engine
 
 
 def listed(names: Any) -> str:
@@ -61,13 +53,8 @@ def sampling_of(asked: Sampled, vocab_size: int) -> Sampling:
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocab_size):
             raise bad(f"logit_bias: this model has no token {name[:40]!r}.", "logit_bias", "invalid_value")
         bias[int(name)] = value
-    return replace(sampling_given(asked), logit_bias=bias)
-
-
-def sampling_given(asked: Drawn) -> Sampling:
-    """What a request says of it, but for the bias."""
-    given = {name: getattr(asked, name, None) for name in SAMPLING}
-    return Sampling(**{name: value for name, value in given.items() if value is not None})
+    fields_set = {name: getattr(asked, name) for name in SAMPLING}
+    return Sampling(**{name: value for name, value in fields_set.items() if value is not None}, logit_bias=bias)
 
 
 def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:

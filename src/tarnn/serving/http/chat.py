@@ -14,12 +14,12 @@ from tarnn.serving.http.answers import Answer, gather, numbers_of, whole
 from tarnn.serving.http.asking import (
     check_choices,
     check_gathered,
+    engine_of,
     engine_request,
     head_of,
     refuse_when_full,
     start,
     state_header,
-    text_engine_of,
     usage_of,
 )
 from tarnn.serving.http.body import read_request
@@ -40,7 +40,7 @@ LAST = 3  # messages before the last one whose ends are kept; those before them 
 
 async def create(request: HttpRequest) -> Response:
     asked = await read_request(request, ChatRequest)
-    engine = text_engine_of(request, asked.model)
+    engine = engine_of(request, asked.model)
     check_choices(request, 1, asked.n or 1)
     check_template(engine.model)
     if asked.top_logprobs and not asked.logprobs:

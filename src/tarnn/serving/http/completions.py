@@ -15,12 +15,12 @@ from tarnn.serving.http.answers import Answer, gather, numbers_of, whole
 from tarnn.serving.http.asking import (
     check_choices,
     check_gathered,
+    engine_of,
     engine_request,
     head_of,
     refuse_when_full,
     start,
     state_header,
-    text_engine_of,
     usage_of,
 )
 from tarnn.serving.http.body import read_request
@@ -41,7 +41,7 @@ MAX_TOKENS = 16  # where a request says nothing, as in OpenAI's API
 
 async def create(request: HttpRequest) -> Response:
     asked = await read_request(request, CompletionRequest)
-    engine = text_engine_of(request, asked.model)
+    engine = engine_of(request, asked.model)
     prompt = "" if asked.prompt is None else asked.prompt
     check_choices(request, num_prompts(prompt), asked.n or 1)
     refuse_when_full(engine)

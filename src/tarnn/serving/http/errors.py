@@ -14,6 +14,7 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+IMAGES = "This server draws no images. `tarnn generate` draws them, with a model of images."
 
 
 class ApiError(Exception):
@@ -79,11 +80,13 @@ async def api_error(_: Request, error: Exception) -> Response:
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """What Starlette's router says: no such path, or not by this method."""
+    """Answer for Starlette's router: there is no such path, or it does not take this method."""
     assert isinstance(error, HTTPException)
-    said = {404: f"There is nothing at {request.url.path}.", 405: f"{request.method} is not possible here."}
+    path = request.url.path
+    nothing = IMAGES if path.startswith("/v1/images/") else f"There is nothing at {path}."
+    sentences = {404: nothing, 405: f"{request.method} is not possible here."}
     headers = dict(error.headers or {})
-    return ApiError(error.status_code, said.get(error.status_code, error.detail), headers=headers).response()
+    return ApiError(error.status_code, sentences.get(error.status_code, error.detail), headers=headers).response()
 
 
 async def unexpected(_: Request, __: Exception) -> Response:

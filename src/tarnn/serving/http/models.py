@@ -10,7 +10,7 @@ from starlette.routing import Route
 from tarnn._version import __version__
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.answers import whole
-from tarnn.serving.http.asking import engine_of, text_engine_of
+from tarnn.serving.http.asking import engine_of
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.prompts import ids_of, prompt_ids, text_of
 from tarnn.serving.http.wire import DetokenizeRequest, TokenizeRequest
@@ -25,7 +25,7 @@ def described(name: str, engine: Engine, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "tarnn",
         "max_model_len": model.model.config.max_position_embeddings,
-        "task": "image" if model.draws_images else "text",
+        "task": "text",
         "chat": model.chats,
         "weights": model.key.weights,
         "fingerprint": model.key.fingerprint,
@@ -46,14 +46,14 @@ async def one_model(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     asked = await read_request(request, TokenizeRequest)
-    model, most = text_engine_of(request, asked.model).model, request.app.state.settings.max_prompt
+    model, most = engine_of(request, asked.model).model, request.app.state.settings.max_prompt
     ids = await prompt_ids(model, asked.prompt, "prompt", most=most, goes_on=True)
     return await whole(lambda: {"tokens": ids.tolist(), "count": len(ids)}, len(ids))
 
 
 async def detokenize(request: Request) -> Response:
     asked = await read_request(request, DetokenizeRequest)
-    model, most = text_engine_of(request, asked.model).model, request.app.state.settings.max_prompt
+    model, most = engine_of(request, asked.model).model, request.app.state.settings.max_prompt
     ids = await asyncio.to_thread(ids_of, asked.tokens, "tokens")
     ids = await prompt_ids(model, ids, "tokens", most=most)
     return JSONResponse({"prompt": await asyncio.to_thread(text_of, model, ids)})

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from tarnn.serving.http import (
-    answer_wire as answers,
-    image_wire as images,
-    response_wire as responses,
-    state_wire as states,
-    wire,
-)
+from tarnn.serving.http import answer_wire as answers, response_wire as responses, state_wire as states, wire
 
 JSON, TEXT, BYTES, EVENTS = "application/json", "text/plain", "application/octet-stream", "text/event-stream"
 Model = type[BaseModel]
@@ -104,15 +98,6 @@ OPERATIONS = (
         answer=states.StateObject,
         query=states.ModelQuery,
         other_bodies=(BYTES,),
-    ),
-    Operation(
-        "POST",
-        "/v1/images/generations",
-        "drawImages",
-        "Draw images",
-        images.ImageRequest,
-        images.ImageList,
-        events=images.ImageEvent,
     ),
     Operation("GET", "/v1/models", "listModels", "The models", answer=answers.ModelList),
     Operation("GET", "/v1/models/{name}", "getModel", "A model", answer=answers.ModelObject),

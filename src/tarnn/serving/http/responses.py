@@ -19,12 +19,12 @@ from tarnn.serving.http.answers import check
 from tarnn.serving.http.asking import (
     check_gathered,
     client,
+    engine_of,
     refuse_when_full,
     sampling_of,
     start,
     state_header,
     tenant,
-    text_engine_of,
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.errors import ApiError
@@ -55,7 +55,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 async def create(request: HttpRequest) -> Response:
     asked = await read_request(request, ResponseRequest)
-    engine = text_engine_of(request, asked.model)
+    engine = engine_of(request, asked.model)
     refuse_when_full(engine)
     prompt = await prompt_of(request, engine, asked)
     answering = Answering(request, engine, asked, prompt)

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tarnn.serving.http.asking import engine_of, refuse_when_full, tenant, text_engine_of
+from tarnn.serving.http.asking import engine_of, refuse_when_full, tenant
 from tarnn.serving.http.body import read_bytes, read_request
 from tarnn.serving.http.chat import opened
 from tarnn.serving.http.errors import ApiError, bad
@@ -58,7 +58,7 @@ async def create(request: HttpRequest) -> Response:
 async def read(request: HttpRequest, asked: StateRequest) -> Response:
     if sum(x is not None for x in (asked.text, asked.tokens, asked.messages)) != 1:
         raise bad("Give one of text, tokens and messages.", code="one_source")
-    engine = text_engine_of(request, asked.model)
+    engine = engine_of(request, asked.model)
     store_of(engine)
     refuse_when_full(engine)
     begin = await held_state(request, engine, asked.state)

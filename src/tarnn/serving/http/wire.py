@@ -58,8 +58,8 @@ class StreamOptions(Wire):
     continuous_usage_stats: bool | None = None
 
 
-class Drawn(Wire):
-    """What all requests for something drawn share. None, as a missing parameter, is the default."""
+class Sampled(Wire):
+    """Parameters of all requests for text. None, as a missing parameter, is the default."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -69,11 +69,6 @@ class Drawn(Wire):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stream: bool | None = None
     user: str | None = None
-
-
-class Sampled(Drawn):
-    """What all requests for text share."""
-
     state: str | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

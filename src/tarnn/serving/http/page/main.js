@@ -229,11 +229,10 @@ function wrong(error) {
 
 async function begin() {
   try {
-    known = (await models($("key").value)).filter(x => x.task === "text");
+    known = await models($("key").value);
   } catch (error) {
     return wrong(error);
   }
-  if (!known.length) return complain("This server has no model of text. Images are drawn by POST /v1/images/generations.");
   complain("");
   sessionStorage.setItem("key", $("key").value);
   $("model").replaceChildren(...known.map(x => new Option(x.id, x.id)));
