@@ -1,13 +1,11 @@
-"""RWKV-7 and RWKV-5.2: the logits of pretrained models, steps, padding, packed rows, gradients."""
+"""RWKV-7: the logits of a pretrained model, steps, padding, packed rows, gradients."""
 
 import pytest
 import torch
-from support.rwkv_models import HEADS, HIDDEN, model_of
+from support.rwkv_models import HEADS, HIDDEN, rwkv_model
 
 from tarnn.attention.token_shift import token_shift
 from tarnn.models.rwkv import RwkvModel
-
-both = pytest.mark.parametrize("version", [5, 7])
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -18,10 +16,9 @@ def close(x, y):
     torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["rwkv7", "rwkv5.2"])
-def test_logits_of_pretrained_models(data, name):
+def test_logits_of_a_pretrained_model(data):
     load_file = pytest.importorskip("safetensors.torch").load_file
-    weights = load_file(data("tiny_rwkv") / f"{name}.safetensors")
+    weights = load_file(data("tiny_rwkv") / "rwkv7.safetensors")
     expected = weights.pop("expected_logits")
     model, prompt = RwkvModel.from_weights(weights), torch.tensor([list(b'"in')])
     assert (model(prompt)[0, -1] - expected).abs().max() < 1e-5
@@ -32,9 +29,8 @@ def test_logits_of_pretrained_models(data, name):
     assert state.position.tolist() == [3]
 
 
-@both
-def test_prefill_and_steps_are_the_parallel_pass(version):
-    model, ids = model_of(version), tokens(2, 23)
+def test_prefill_and_steps_are_the_parallel_pass():
+    model, ids = rwkv_model(), tokens(2, 23)
     whole, state = model(ids), model.new_state(2)
     for start, stop in ((0, 1), (1, 14), (14, 18)):
         logits, state = model.prefill(ids[:, start:stop], state)
@@ -48,10 +44,9 @@ def test_prefill_and_steps_are_the_parallel_pass(version):
     assert state.position.tolist() == [23, 23]
 
 
-@both
-def test_padded_rows_are_rows_alone(version):
+def test_padded_rows_are_rows_alone():
     """On the right in row 0, on the left in row 1, within row 2; logits, states and what follows."""
-    model, ids, mask = model_of(version), tokens(3, 11), torch.ones(3, 11, dtype=torch.int64)
+    model, ids, mask = rwkv_model(), tokens(3, 11), torch.ones(3, 11, dtype=torch.int64)
     mask[0, 8:] = mask[1, :3] = mask[2, 4:6] = 0
     logits = model(ids, mask)
     last, state = model.prefill(ids, model.new_state(3), mask)
@@ -65,9 +60,8 @@ def test_padded_rows_are_rows_alone(version):
     assert state.position.tolist() == mask.sum(-1).tolist()
 
 
-@both
-def test_packed_rows_are_rows_alone_with_their_gradients(version):
-    model, ids, cuts = model_of(version), tokens(1, 21), [0, 5, 5, 6, 21]
+def test_packed_rows_are_rows_alone_with_their_gradients():
+    model, ids, cuts = rwkv_model(), tokens(1, 21), [0, 5, 5, 6, 21]
     packed = model(ids, cu_seqlens=torch.tensor(cuts))
     alone = torch.cat([model(ids[:, i:j]) for i, j in zip(cuts, cuts[1:]) if i < j], 1)
     close(packed, alone)
@@ -76,9 +70,8 @@ def test_packed_rows_are_rows_alone_with_their_gradients(version):
         close(x, y)
 
 
-@both
-def test_nothing_later_changes_a_logit(version):
-    model, ids = model_of(version), tokens(2, 20)
+def test_nothing_later_changes_a_logit():
+    model, ids = rwkv_model(), tokens(2, 20)
     before = model(ids)[:, :15]
     ids[:, 15:] = (ids[:, 15:] + 1) % 19
     assert torch.equal(model(ids)[:, :15], before)
@@ -87,7 +80,7 @@ def test_nothing_later_changes_a_logit(version):
 def test_rwkv7_is_its_recurrence():
     """Of one layer, token by token, as its paper writes it."""
     torch.manual_seed(0)
-    layer = model_of(7).blocks[1].att
+    layer = rwkv_model().blocks[1].att
     x, first = torch.randn(1, 6, HIDDEN).double(), torch.randn(1, 6, HIDDEN).double()
     y, S_behind, last, _ = layer(x, torch.zeros(1, HEADS, 4, 4).double(), torch.zeros(1, HIDDEN).double(), first)
     S, before, outputs = torch.zeros(HEADS, 4, 4).double(), torch.zeros(HIDDEN).double(), []
@@ -140,11 +133,13 @@ def test_token_shift_finds_the_real_token_before(packed):
 
 
 def test_weights_of_another_model_are_refused():
-    weights = dict(model_of(7).state_dict())
+    weights = dict(rwkv_model().state_dict())
     with pytest.raises(ValueError, match=r"lack.*head\.weight"):
         RwkvModel.from_weights({name: x for name, x in weights.items() if name != "head.weight"})
     with pytest.raises(ValueError, match=r"blocks\.0\.att\.key\.weight"):
         RwkvModel.from_weights(weights | {"blocks.0.att.key.weight": torch.zeros(3, 3)})
+    with pytest.raises(ValueError, match=r"RWKV-5 or RWKV-6, but .* Take a checkpoint of RWKV-7"):
+        RwkvModel.from_weights({"blocks.0.att.time_decay": torch.zeros(3, 4, 1)})
     with pytest.raises(ValueError, match="not the weights"):
         RwkvModel.from_weights({"model.embed.weight": torch.zeros(3, 3)})
     assert RwkvModel.from_weights(weights)(tokens(1, 3)).shape == (1, 3, 19)

@@ -30,7 +30,6 @@ OTHERS = {  # the numbers of a rank, and further bytes, which are sent forward a
     "short_convolution": (Case("short_convolution"), 2 * (3 * 5 + 1), 0),
     "short_convolution, centred": (Case("short_convolution", options=(("causal", False),)), 2 * (3 * 5 + 2), 0),
     "token_shift": (Case("token_shift"), 2 * (5 + 1), 2 * 3 * 4 * 2 * 5 // 4),
-    "attend_before": (Case("attend_before"), 2 * 2 * 4 * (3 + 1 + 1), 0),
     "softmax_attention": (Case("softmax_attention"), 2 * 2 * 20 * (4 + 3), 0),  # of the longest stretch
     "hybrid_attention": (
         Case("hybrid_attention", options=FAVOR),

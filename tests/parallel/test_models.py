@@ -62,8 +62,7 @@ CASES = {
     "reversible, to both sides": Model(
         "TarnnForTokenClassification", config=(("causal", False), ("reversible", True), ("decay", "head")), masked=True
     ),
-    "RWKV-5": Rwkv(version=5, masked=True),
-    "RWKV-7": Rwkv(version=7),
+    "RWKV-7": Rwkv(),
 }
 
 
@@ -114,21 +113,12 @@ def test_packed_documents_cross_ranks(processes, told, position):
 
 
 def test_packed_documents_of_rwkv(processes):
-    check(processes, Rwkv(version=5, packed="cu_seqlens", lengths=(7, 4, 2, 10)))
-    check(processes, Rwkv(version=7, packed="cu_seqlens"))
+    check(processes, Rwkv(packed="cu_seqlens"))
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "rotated features",
-        "half of the layers softmax",
-        "learned positions",
-        "convolutions",
-        "recurrences",
-        "RWKV-5",
-        "RWKV-7",
-    ],
+    ["rotated features", "half of the layers softmax", "learned positions", "convolutions", "recurrences", "RWKV-7"],
 )
 def test_a_long_prompt_is_read_by_all(processes, name):
     case = replace(CASES[name], prefill=True, labels=False)

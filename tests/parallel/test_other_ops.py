@@ -52,7 +52,6 @@ CASES = {
         "to both sides": Case("softmax_attention", options=(("causal", False),), masked=True, state_wanted=False),
     },
     "token_shift": {"plain": Case("token_shift"), "masked": Case("token_shift", masked=True)},
-    "attend_before": {"plain": Case("attend_before"), "masked": Case("attend_before", masked=True)},
 }
 HYBRID = {
     "without features": (("window", 5),),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from support.rwkv_models import model_of
+from support.rwkv_models import rwkv_model
 from tarnn.models.rwkv import RwkvModel
 from tarnn.parallel import sequence
 from tarnn.parallel.group import alone
@@ -136,13 +136,12 @@ def joined(case: Model, parts: list[Tensors]) -> Tensors:
 
 @dataclass(frozen=True)
 class Rwkv(Model):
-    """RWKV of a version, with drawn weights."""
+    """RWKV-7 with drawn weights."""
 
-    version: int = 7
     labels: bool = False
 
     def build(self) -> nn.Module:
-        return model_of(self.version)
+        return rwkv_model()
 
 
 def generated(group: Any, rank: int, case: Model, options: dict[str, Any]) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tarnn import feature_maps, ops
-from tarnn.attention.before_token import attend_before
 from tarnn.attention.token_shift import token_shift
 from tarnn.parallel import sequence
 from tarnn.parallel.group import active
@@ -210,17 +209,6 @@ def _shift(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tenso
     return o, {"last": last}
 
 
-def _before_tensors(case: Case, t: int, rand: Callable) -> Tensors:
-    (h, _), b, d, e = case.heads, case.rows, 4, 3
-    found = {"q": rand(b, h, t, d), "k": rand(b, h, t, d), "v": rand(b, h, t, e)}
-    return found | {"log_decay": -rand(b, h, t, d).abs(), "state S": rand(case.sequences, h, d, e)}
-
-
-def _before(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
-    o, S = attend_before(x["q"], x["k"], x["v"], x["log_decay"], x["state S"], **masks)
-    return o, {"S": S}
-
-
 def _pair(outputs: Any) -> tuple:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -234,7 +222,6 @@ OPS = {
     "softmax_attention": Op(_softmax_tensors, _softmax, 2),
     "hybrid_attention": Op(_hybrid_tensors, _hybrid, 2),
     "token_shift": Op(_shift_tensors, _shift, 1),
-    "attend_before": Op(_before_tensors, _before, 2),
 }
 
 

@@ -1,4 +1,4 @@
-"""RWKV-7 and RWKV-5.2: whole language models in plain torch, made from the weights of a checkpoint."""
+"""RWKV-7: whole language models in plain torch, made from the weights of a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from tarnn.attention.rwkv5 import Rwkv5TimeMixing
 from tarnn.attention.rwkv7 import Rwkv7TimeMixing
 from tarnn.attention.token_shift import RwkvState, token_shift
 from tarnn.models.inputs import check_inputs, count_tokens, last_tokens
@@ -34,22 +33,6 @@ class Rwkv7ChannelMixing(nn.Module):
         return plan.feed_forward(up, down, function="squared_relu", mixture=self.x_k.flatten())
 
 
-class Rwkv5ChannelMixing(nn.Module):
-    """σ(R x″) ⊙ W₂ relu(W₁ x')², x' and x″ mixtures of a token's input and the one before."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int):
-        super().__init__()
-        self.time_mix_k = nn.Parameter(torch.full((hidden_size,), 0.5))
-        self.time_mix_r = nn.Parameter(torch.full((hidden_size,), 0.5))
-        self.key = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.value = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self.receptance = nn.Linear(hidden_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor, before: Tensor) -> Tensor:
-        x_k, x_r = torch.lerp(before, x, self.time_mix_k), torch.lerp(before, x, self.time_mix_r)
-        return torch.sigmoid(self.receptance(x_r)) * self.value(torch.relu(self.key(x_k)).square())
-
-
 class RwkvBlock(nn.Module):
     """Time mixing and channel mixing, each f in x + f(norm x); the first block norms the embedding, too."""
 
@@ -60,8 +43,6 @@ class RwkvBlock(nn.Module):
         self.att, self.ffn = att, ffn
 
     def describe(self, plan: Any) -> Any:
-        if type(self.att) is not Rwkv7TimeMixing:
-            raise plan.refusal(self, "is of RWKV-5; those of RWKV-7 are known")
         return plan.layer(plan.add(self.ln1), plan.add(self.att, True), plan.add(self.ln2), plan.add(self.ffn))
 
     def forward(
@@ -77,7 +58,7 @@ class RwkvBlock(nn.Module):
 
 
 class RwkvModel(nn.Module):
-    """A language model of RWKV-7 or RWKV-5.2, whose parameters have the names of its checkpoints.
+    """A language model of RWKV-7, whose parameters have the names of its checkpoints.
 
     Make it from the tensors of a safetensors file: `RwkvModel.from_weights(tensors)`. It runs like `TextModel`:
     `forward` for logits of all tokens, `prefill` and `step` with a state.
@@ -98,7 +79,12 @@ class RwkvModel(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> "RwkvModel":
-        """Make the model that these weights are of, matrices as (out, in). Raises ValueError for those of another model."""
+        """Make the model of these weights, matrices as (out, in). Raises ValueError for the weights of another model."""
+        if "blocks.0.att.time_decay" in weights:
+            raise ValueError(
+                "these are the weights of RWKV-5 or RWKV-6, but RwkvModel computes RWKV-7. Take a checkpoint of RWKV-7, or run "
+                "this one with the package rwkv."
+            )
         num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
         expected: dict[str, Tensor] = {}
         if "emb.weight" in weights and num_layers:
@@ -112,8 +98,8 @@ class RwkvModel(nn.Module):
         if wrong:
             names = ", ".join(wrong[:5]) + (" …" if len(wrong) > 5 else "")
             raise ValueError(
-                f"these are not the weights of an RWKV-7 or RWKV-5.2 model: they lack, or have too much or in another shape, "
-                f"{names}. Matrices are (out, in), and RWKV-7's six mixtures one tensor, x_rwkvag."
+                f"these are not the weights of an RWKV-7 model: they lack, or have too much or in another shape, "
+                f"{names}. Matrices are (out, in), and the six mixtures one tensor, x_rwkvag."
             )
         model.load_state_dict(dict(weights), assign=True)
         return model
@@ -168,15 +154,10 @@ class RwkvModel(nn.Module):
 
 
 def _block(weights: Mapping[str, Tensor], layer: int, hidden_size: int) -> RwkvBlock:
-    """The block of the kind, and of the sizes, that these weights have."""
+    """Make a block of the sizes that these weights have."""
     here = {name: x for name, x in weights.items() if name.startswith(f"blocks.{layer}.")}
     size = lambda name: here[f"blocks.{layer}.{name}"].shape[0] if f"blocks.{layer}.{name}" in here else 1  # noqa: E731
     intermediate = size("ffn.key.weight")
-    if f"blocks.{layer}.att.r_k" in here:
-        ranks = {name: size(f"att.{name}1") for name in "wagv" if name != "v" or layer > 0}
-        time_mixing: nn.Module = Rwkv7TimeMixing(hidden_size, size("att.r_k"), ranks)
-        channel_mixing: nn.Module = Rwkv7ChannelMixing(hidden_size, intermediate)
-    else:
-        time_mixing = Rwkv5TimeMixing(hidden_size, size("att.time_decay"))
-        channel_mixing = Rwkv5ChannelMixing(hidden_size, intermediate)
-    return RwkvBlock(time_mixing, channel_mixing, hidden_size, is_first=layer == 0)
+    ranks = {name: size(f"att.{name}1") for name in "wagv" if name != "v" or layer > 0}
+    time_mixing = Rwkv7TimeMixing(hidden_size, size("att.r_k"), ranks)
+    return RwkvBlock(time_mixing, Rwkv7ChannelMixing(hidden_size, intermediate), hidden_size, is_first=layer == 0)

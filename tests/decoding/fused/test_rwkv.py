@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.rwkv_models import VOCABULARY, model_of
+from support.rwkv_models import VOCABULARY, rwkv_model
 
 from tarnn.decoding import fused
-from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
 
@@ -15,7 +15,7 @@ IDS = torch.randint(VOCABULARY, (3, 50), generator=torch.Generator().manual_seed
 
 @pytest.fixture
 def model():
-    return model_of(7).float().eval()
+    return rwkv_model().float().eval()
 
 
 def one_by_one(step, ids, state):
@@ -60,7 +60,3 @@ def test_fewer_bits_are_near(model):
     for weights, least in {"bfloat16": 0.999, "int8": 0.998, "int4": 0.8}.items():
         found = FusedStep(model, weights).prefill(IDS, model.new_state(3), every=True)[0]
         assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > least, weights
-
-
-def test_rwkv_5_is_refused_by_name():
-    assert refusal(model_of(5).float().eval()) == "blocks.0 (RwkvBlock) is of RWKV-5; those of RWKV-7 are known"

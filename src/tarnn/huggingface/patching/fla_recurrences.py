@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from tarnn.attention.before_token import attend_before
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.numerics import wide
 from tarnn.ops.delta.low_rank import low_rank_delta_rule
@@ -16,6 +15,7 @@ from tarnn.ops.linear.op import linear_attention
 from tarnn.ops.linear.state import LinearState
 from tarnn.ops.scan.diagonal import diagonal_scan
 from tarnn.ops.scan.state import ScanState
+from tarnn.parallel.group import refuse
 
 _IDENTITY = Identity()
 NORM_EPS = 1e-6  # of its normalised queries and keys
@@ -165,12 +165,13 @@ def with_bonus(
 ) -> tuple[Tensor, Tensor | None]:
     """RWKV-6: o_t = (S_{t−1} + Diag(u) k vᵀ)ᵀ r, S ← Diag(e^w) S + k vᵀ, with u (h, d)."""
     _refuse(reverse=reverse)
+    refuse("RWKV-6", "Compute it outside of tarnn.parallel.sequence.")
     r, k, v, w = (x.transpose(1, 2) for x in (r * (r.shape[-1] ** -0.5 if scale is None else scale), k, v, w))
     S = _state(initial_state, False, r)
     if S is None:
         rows = len(r) if cu_seqlens is None else len(cu_seqlens) - 1
         S = r.new_zeros(rows, k.shape[1], k.shape[3], v.shape[3], dtype=wide(r.dtype))
-    o, S = attend_before(r, k, v, w.to(S.dtype), S, cu_seqlens=cu_seqlens)
+    o, S = _read_before(r, k, v, w.to(S.dtype), S, cu_seqlens)
     o = o + ((r * k * u[:, None]).sum(-1, keepdim=True) * v).to(o.dtype)
     return o.transpose(1, 2), S if output_final_state else None
 
@@ -186,6 +187,32 @@ def scan(
     state = None if initial_state is None else ScanState(initial_state.to(wide(x.dtype)))
     o, after = diagonal_scan(x, g, cu_seqlens=cu_seqlens, state=state, return_state=True)
     return o, after.h if output_final_state else None
+
+
+def _read_before(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, S: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute o_t = S_{t−1}ᵀ q_t with S_t = Diag(e^log_decay_t) S_{t−1} + k_t v_tᵀ; return o and the last S.
+
+    Each sequence gets one more position, and keys, values and decays move one to the right of their queries. Nothing is
+    divided by a decay, so a decay may be as strong as it likes.
+    """
+    t, device = q.shape[2], q.device
+    position, sequences, bounds = torch.arange(t, device=device), 1, None
+    if cu_seqlens is not None:
+        sequences = len(cu_seqlens) - 1
+        bounds = cu_seqlens + torch.arange(len(cu_seqlens), device=device).to(cu_seqlens)
+        position = position + torch.searchsorted(cu_seqlens.to(torch.int64), position, right=True) - 1
+
+    def at(index: Tensor, x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:2], t + sequences, x.shape[3]).index_copy(2, index, x)
+
+    o, state = linear_attention(
+        at(position, q), at(position + 1, k), at(position + 1, v), _IDENTITY, causal=True, normalize=False,
+        log_decay=at(position + 1, log_decay), cu_seqlens=bounds, state=LinearState(S, S.new_zeros(S.shape[:3])),
+        return_state=True,
+    )  # fmt: skip
+    return o.index_select(2, position), state.S
 
 
 def _refuse(**options: Any) -> None:
