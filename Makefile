@@ -19,6 +19,7 @@ quick test nightly: export OMP_NUM_THREADS = 1
 # before each commit, in less than a minute of one core: the rules of the house, and the laws at small sizes
 quick: install
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/size.py --check
 	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough and not slow" tests/test_house.py tests/ops tests/feature_maps tests/attention
 
 # at each commit: at most seven minutes on two quiet cores; how long each test took is in build/tests.xml
