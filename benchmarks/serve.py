@@ -137,7 +137,6 @@ CASES: dict[
     "resume": (resume, "last"),
     "parked": (parked, "last"),
     "overload": (of_linear(serve_cases.overload), "last"),
-    "workers": (of_linear(serve_cases.workers), "all"),
     "talks": (of_linear(serve_baselines.own_talks), "all"),
     GUIDELLM: (of_linear(serve_baselines.guidellm), "all"),
     LLAMA: (lambda o, m, weights: serve_baselines.llama_cpp(o, m.llama, m.inner, weights), "all"),

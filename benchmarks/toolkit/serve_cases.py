@@ -4,7 +4,6 @@ import random
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,17 +188,3 @@ def overload(options, folder: Path, weights: str) -> dict[str, Any]:
         "server_cpu": load.server_cpu,
         "client_cpu": load.client_cpu,
     }
-
-
-def workers(options, folder: Path, weights: str) -> dict[str, Any]:
-    """Tokens a second of one server process with two threads, and of two with one each; and of one with one."""
-    streams, found = options.streams[-1], {}
-    for name, words, threads in (
-        ("1 process, 2 threads", (), 2),
-        ("2 processes, 1 thread each", ("--workers", 2), 1),
-        ("1 process, 1 thread", (), 1),
-    ):
-        with tarnn_server(options, folder, weights, *words, threads=threads) as server:
-            time.sleep(0.5)
-            found[name] = speed_of(streams_load(options, server, streams, options.tokens), "streams")
-    return found

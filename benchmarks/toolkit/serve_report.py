@@ -18,7 +18,6 @@ from toolkit.serve_tables import (
     speed_table,
     state_table,
     talk_table,
-    worker_table,
 )
 
 COLORS = {"tarnn float32": f"{SKY} -", "tarnn int8": f"{BLUE} -"}
@@ -152,8 +151,6 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         state_table(options, found),
         "## Under pressure",
         pressure_table(options, found),
-        "## Processes and threads",
-        worker_table(options, found),
         "## Not measured" if missing else "",
         bullets(missing) if missing else "",
         "## Measured while others took more than 5 % of the processors" if noisy else "",

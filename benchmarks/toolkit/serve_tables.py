@@ -183,15 +183,3 @@ def pressure_table(options, found: Found) -> str:
         "",
     ]
     return markdown(header, rows, left=2)
-
-
-def worker_table(options, found: Found) -> str:
-    rows = [
-        [name, weights, number(x["speed"]), number(x["p99"], 2), f"{x['server_cpu'] / x['seconds']:.0%}"]
-        for weights, result in by_weights(options, found, "workers").items()
-        for name, x in result.items()
-        if isinstance(x, dict)
-    ]
-    return markdown(
-        [f"{options.streams[-1]} streams", "weights", "tokens/s", "p99 between, ms", "server"], rows, left=2
-    )

@@ -11,6 +11,7 @@ REMOVED = {
     "tarnn.attention.rwkv5": "Use RWKV-7: `tarnn.attention.rwkv7`.",
     "tarnn.generation": "Import `tarnn.decoding`.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
+    "tarnn serve --workers": "Start N servers behind a proxy, each with its own `--state-dir`; docs/serving.md has the example.",
 }
 
 

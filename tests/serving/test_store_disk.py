@@ -124,29 +124,16 @@ def test_a_state_of_another_server_is_refused_by_name(linear, open_store):
 
 
 def test_one_server_has_a_folder(open_store, tmp_path):
-    """Its own processes share it; another one is refused, until the last of them has ended."""
-    first, second = open_store(owner="a"), open_store(owner="a")
-    for store in (first, second):
-        with pytest.raises(UserError, match="belong to a server that is running"):
-            open_store(owner="b")
-        store.close()
-    open_store(owner="b")
-    script = "from sys import argv; from pathlib import Path; from tarnn.serving.storage.lock import FolderLock; "
-    script += "FolderLock(Path(argv[1]), None)"
+    """Another store is refused, in this process or in another one, until the first is closed."""
+    store = open_store()
+    with pytest.raises(UserError, match="belong to a server that is running"):
+        open_store()
+    script = "from sys import argv; from pathlib import Path; from tarnn.serving.storage.lock import lock_folder; "
+    script += "lock_folder(Path(argv[1]))"
     run = subprocess.run([sys.executable, "-c", script, tmp_path / "states"], capture_output=True, text=True)
-    assert "belong to a server that is running" in run.stderr
-
-
-def test_two_processes_share_states(linear, open_store):
-    one, two = open_store(), open_store()
-    held = one.hold("a", snapshot := snapshot_after(linear, TOKENS))
-    assert same(two.get("a", held.id), snapshot)
-    assert same(two.longest("a", ids(TOKENS)), snapshot)
-    one.hold("a", longer := snapshot_after(linear, [*TOKENS, 3]))
-    assert same(two.longest("a", longer.tokens), longer)
-    two.delete("a", held.id)
-    with pytest.raises(UnknownState):
-        one.get("a", held.id)
+    assert "each server has one of its own" in run.stderr
+    store.close()
+    open_store()
 
 
 def test_a_folder_that_cannot_be_used(linear, tmp_path):

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
 from tarnn.cli.amounts import num_bytes, num_seconds
 from tarnn.errors import UserError
@@ -50,16 +50,7 @@ def serve(
     ] = 256,
     max_queue: Annotated[int, limits(min=1, help="Requests that wait; beyond, clients are told to come later.")] = 256,
     max_queue_tokens: Annotated[int, limits(min=1, help="Tokens of their prompts.")] = 2**20,
-    workers: Annotated[
-        int,
-        limits(
-            min=1, max=256, help="Processes behind the port, each with an engine of its own and all with one store."
-        ),
-    ] = 1,
-    threads: Annotated[
-        int | None,
-        limits(min=1, max=1024, help="Of each process's engine; default: the machine's, shared by all processes."),
-    ] = None,
+    threads: Annotated[int | None, limits(min=1, max=1024, help="Of the engine; default: the machine's.")] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
 ) -> None:
     """Serve models over HTTP, to clients of OpenAI's API: completions, chat, and states that are kept.
@@ -83,11 +74,7 @@ def serve(
     from tarnn.serving.http.settings import ServerSettings
     from tarnn.serving.model import open_served
     from tarnn.serving.store import StateStore
-    from tarnn.serving.workers.member import Member
-    from tarnn.serving.workers.place import own_place
-    from tarnn.serving.workers.together import passed_by, serve_together
 
-    place = own_place()
     keys = () if api_key_file is None else read_keys(api_key_file)
     if keys and no_auth:
         raise UserError("--api-key-file and --no-auth were both given; give one of them.")
@@ -98,19 +85,15 @@ def serve(
     ttl = None if session_ttl is None else num_seconds(session_ttl, "--session-ttl")
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
     with ExitStack() as stack:
-        bound = stack.enter_context(bind(host, port) if place is None else place.public_socket())
+        bound = stack.enter_context(bind(host, port))
         address = address_of(bound)
         ready = f"tarnn: {address}/v1 answers, and {address} is a page to write on; Ctrl-C ends it"
-        if place is None and workers > 1:
-            answers = partial(report, ready)
-            raise Exit(serve_together(workers, bound, sys.argv[1:], states=state_dir, say=report, on_ready=answers))
-        torch.set_num_threads(threads or max(1, torch.get_num_threads() // workers))
-        folder, owner, told = (state_dir, None, report) if place is None else (Path(place.states), place.owner, silent)
+        torch.set_num_threads(threads or torch.get_num_threads())
         engines = {}
         for name, run in zip(names, runs):
             model = open_served(run, name=name, weights=weights)
-            at = folder and folder / name
-            store = StateStore(model, memory=memory - parked, folder=at, disk=disk, ttl=ttl, owner=owner)
+            folder = state_dir and state_dir / name
+            store = StateStore(model, memory=memory - parked, folder=folder, disk=disk, ttl=ttl)
             stack.callback(store.close)
             engine = Engine(
                 model,
@@ -122,17 +105,14 @@ def serve(
                 max_queue_tokens=max_queue_tokens,
             )
             engines[name] = stack.enter_context(engine)
-            if place is None or place.index == 0:
-                report(f"tarnn: {name}: {weights} weights, {model.key.isa}")
-        app = create_app(engines, settings, () if place is None else passed_by(place, settings))
+            report(f"tarnn: {name}: {weights} weights, {model.key.isa}")
+        app = create_app(engines, settings)
 
         def stop() -> None:
             for engine in engines.values():
                 engine.close()
 
-        server = Server(
-            app, told, stop, None if place is None else Member(place), ready=ready, trusted_proxies=trusted_proxy or ()
-        )
+        server = Server(app, report, stop, ready=ready, trusted_proxies=trusted_proxy or ())
         server.run(sockets=[bound])
 
 

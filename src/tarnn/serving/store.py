@@ -32,7 +32,6 @@ class StateStore:
 
     memory: bytes at most. folder: where states outlive the server; None: nowhere. It may be that of other models too.
     disk: bytes that all of it takes at most. ttl: seconds after its last use when a held state goes; None: never.
-    owner: what processes that share a folder have in common; by default, who was forked from one process.
 
     Any number of threads may use one store. `longest` and `keep` wait for no write to the disk. Methods that take an id or a
     name raise UnknownState where it means nothing, StateGone where it did, and UnfitState for a state of another model.
@@ -47,7 +46,6 @@ class StateStore:
         folder: Path | None = None,
         disk: int = 20 * 2**30,
         ttl: float | None = None,
-        owner: str | None = None,
     ):
         self._packer, self._ttl = Packer(model), ttl
         self._memory, self._parked, self._lock = Memory(memory), Holds(), threading.RLock()
@@ -55,7 +53,7 @@ class StateStore:
         self._saved: Saved | None = None
         self._closed, self._expired = False, 0.0
         if folder is not None:
-            self._saved = Saved(Disk(folder, self._packer, disk, owner), self._memory, self._parked, self._lock, ttl)
+            self._saved = Saved(Disk(folder, self._packer, disk), self._memory, self._parked, self._lock, ttl)
 
     def longest(self, tenant: str, tokens: Tokens) -> Snapshot | None:
         """The state after the longest beginning of these tokens, all of them at most, that is kept for this tenant."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -23,18 +23,14 @@ from tarnn.serving.http.times import Times
 GROUPS = (completions, chat, responses, states, models, health, metrics, schema, page)
 
 
-def create_app(
-    engines: Mapping[str, Engine], settings: ServerSettings | None = None, inner: Sequence[Middleware] = ()
-) -> Starlette:
+def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
     """The application over engines that run, by the names of their models. One event loop uses it.
-
-    inner: what a request passes behind the door, before its route.
 
     Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), inside (requests that
     are answered now), bodies (the time limits of those that are on their way), started.
     """
     settings = settings or ServerSettings()
-    middleware = [Middleware(Door, settings=settings), *inner]
+    middleware = [Middleware(Door, settings=settings)]
     if settings.cors:
         allowed: dict[str, Any] = {"allow_origins": settings.cors, "allow_methods": ["*"], "allow_headers": ["*"]}
         middleware.insert(0, Middleware(CORSMiddleware, **allowed, expose_headers=["x-request-id", "x-tarnn-state"]))

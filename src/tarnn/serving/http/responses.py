@@ -46,8 +46,8 @@ from tarnn.serving.http.response_wire import (
     ResponseUsage,
 )
 from tarnn.serving.http.sse import PING
-from tarnn.serving.ids import IDS
 from tarnn.serving.request import Event, Request, Usage
+from tarnn.serving.storage.holds import new_id
 
 MAX_TOKENS = 1024  # where a request says nothing
 LOGPROBS = "message.output_text.logprobs"
@@ -159,7 +159,7 @@ class Answering:
     def _begun(self) -> ResponseObject:
         asked, sampling = self.asked, self.sampling
         return ResponseObject(
-            id=IDS.new("resp"),
+            id=new_id("resp"),
             created_at=int(time.time()),
             model=self.engine.model.name,
             previous_response_id=asked.previous_response_id,

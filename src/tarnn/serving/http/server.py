@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 
 from tarnn.errors import UserError
 from tarnn.serving.http.bounded import BoundedProtocol
-from tarnn.serving.workers.member import Member
 
 KEEP_ALIVE = 75  # seconds that a silent connection stays open; more than proxies hold theirs
 MOST_CONNECTIONS = 4096
@@ -52,25 +51,22 @@ def address_of(bound: socket.socket) -> str:
 
 class Server(uvicorn.Server):
     """report: told `ready` once connections are taken, and what a signal does. stop: ends what still runs; called at the second
-    signal. member: of several processes. trusted_proxies: addresses or networks whose word counts on who asks."""
+    signal. trusted_proxies: addresses or networks whose word counts on who asks."""
 
     def __init__(
         self,
         app: Starlette,
         report: Callable[[str], None],
         stop: Callable[[], None],
-        member: Member | None = None,
         *,
         ready: str,
         trusted_proxies: Sequence[str] = (),
     ):
-        # uvicorn calls what it is given with the keywords of its protocols
-        protocol: Any = BoundedProtocol if member is None else member.protocol
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=protocol,
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_level="warning",
@@ -82,21 +78,17 @@ class Server(uvicorn.Server):
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )
-        self.app, self._report, self._stop, self._member, self._ready = app, report, stop, member, ready
+        self.app, self._report, self._stop, self._ready = app, report, stop, ready
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._member is not None:
-            self._member.join(self)
         if self.started:
             gc.collect()
             gc.freeze()  # a look at all objects of models and libraries would hold the loop up
             self._report(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._member is not None:
-            self._member.leave()
         await super().shutdown(sockets)
         gc.unfreeze()
 
@@ -111,13 +103,8 @@ class Server(uvicorn.Server):
         await super().main_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First: no more requests, and an end when the last is answered. Second: the end.
-
-        One of several processes may be told to terminate by its starter and by the system: that counts once.
-        """
+        """Drain at the first signal: take no more requests, and end when the last is answered. End at the second."""
         state = self.app.state
-        if state.draining and self._member is not None and sig == signal.SIGTERM:
-            return
         if state.draining:
             self._report("tarnn: stopped")
             self._stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 from tarnn.data.tensor_file import flush, write_all
 from tarnn.errors import UserError
 from tarnn.serving.storage.index import Index, NewHold, StateRow
-from tarnn.serving.storage.lock import FolderLock
+from tarnn.serving.storage.lock import lock_folder
 from tarnn.serving.storage.packed import Packed, Packer, seal
 from tarnn.serving.storage.tree import Tokens
 from tarnn.serving.stored import UnfitState
@@ -50,25 +50,22 @@ class Disk:
 
     finding, reading, writing: connections to its index, of which the first is for whoever can't wait for long lists.
 
-    bound: bytes of all files, the index among them, but for its log, which takes a few MB. owner: see `FolderLock`. Raises
-    UserError for a folder that can't be used.
+    bound: bytes of all files, the index among them, but for its log, which takes a few MB. Raises UserError for a
+    folder that can't be used, or that another server has.
     """
 
-    def __init__(self, folder: Path, packer: Packer, bound: int, owner: str | None):
+    def __init__(self, folder: Path, packer: Packer, bound: int):
         self._folder, self._packer, self.bound = folder, packer, bound
-        self._lock = FolderLock(folder, owner)
+        self._lock = lock_folder(folder)
         self.evicted = 0
         try:
-            if self._lock.first:
-                self._make_sound()
+            self._make_sound()
             self._states.mkdir(exist_ok=True)
             path = self._folder / "index.sqlite"
             self.finding, self.reading, self.writing = (Index(path, packer.key) for _ in range(3))
-            if self._lock.first:
-                self._clean()
-                self._lock.share()
+            self._clean()
         except (OSError, sqlite3.Error) as error:
-            self._lock.close()
+            os.close(self._lock)
             raise UserError(
                 f"states can't be kept in {folder}: {error}. Give another folder, or make this one sound."
             ) from error
@@ -77,7 +74,7 @@ class Disk:
         self.finding.close()
         self.reading.close()
         self.writing.close()
-        self._lock.close()
+        os.close(self._lock)
 
     def load(self, row: StateRow, tokens: Tokens) -> Packed:
         """What the file says, if it is what was written, of these tokens and this row's owner. Raises UnfitState, OSError."""

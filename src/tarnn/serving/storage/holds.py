@@ -1,10 +1,10 @@
 """Ids that clients were given, in memory: what each means, and why those that are gone are gone."""
 
 import re
+import secrets
 import time
 from dataclasses import dataclass, field
 
-from tarnn.serving.ids import IDS
 from tarnn.serving.storage.index import NewHold
 from tarnn.serving.storage.memory import Entry
 from tarnn.serving.stored import NameTaken, StateGone, StateInfo, UnknownState
@@ -21,9 +21,9 @@ def check_name(name: str | None) -> None:
         )
 
 
-def new_id() -> str:
-    """An id of a state."""
-    return IDS.new("state")
+def new_id(kind: str = "state") -> str:
+    """Draw an id that nobody guesses."""
+    return f"{kind}_{secrets.token_hex(16)}"
 
 
 def taken(name: str) -> NameTaken:
