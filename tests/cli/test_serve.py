@@ -66,6 +66,7 @@ def test_folders_that_cannot_be_served(capsys, folder, tmp_path):
 def test_a_model_of_images_is_refused(capsys, tmp_path):
     sizes = {"image_height": 2, "image_width": 3, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     TarnnForImageGeneration(TarnnImageConfig.paper(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "digits")
+    capsys.readouterr()  # a progress bar
     line = refused(capsys, tmp_path / "digits")
     assert "holds a model of images; `tarnn serve` serves texts. `tarnn generate" in line
 
