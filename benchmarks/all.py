@@ -20,14 +20,9 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 DONE = ROOT / "runs" / "benchmarks" / "all.json"
-NO_PAGES = ("all", "summary")
-FIRST = (
-    "step",
-    "encoder_step",
-    "generate",
-    "fused_step",
-    "decode",
-)  # short ones: they say whether the machine is quiet
+NO_PAGES = ("all",)
+# short ones: they say whether the machine is quiet
+FIRST = ("step", "encoder_step", "generate", "fused_step", "decode")
 LAST = ("favor", "optimal_attention", "training_step", "attention")
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import experiments.rivals  # noqa: F401  registers the attentions that are not tarnn's own
+import experiments.baselines  # noqa: F401  registers the attentions that are not tarnn's own
 from scripts.common.options import parse
 from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
@@ -42,9 +42,12 @@ METHODS = {  # the keys of the config, and the style of the line
     "dpfp": ({"feature_map": "dpfp"}, SKY),
     "hedgehog": ({"feature_map": "hedgehog"}, PINK),
     "gated delta": ({"attention": "gated_delta", "decay": "token"}, GREEN),
-    "DPLR": ({"attention": "rivals.low_rank_delta"}, f"{GREEN} --"),
-    "LSH": ({"attention": "rivals.lsh", "attention_options": {"rivals.lsh": {"chunk": 16}}}, ORANGE),
-    "window + sinks": ({"attention": "rivals.window", "attention_options": {"rivals.window": {"window": 8}}}, GREY),
+    "DPLR": ({"attention": "baselines.low_rank_delta"}, f"{GREEN} --"),
+    "LSH": ({"attention": "baselines.lsh", "attention_options": {"baselines.lsh": {"chunk": 16}}}, ORANGE),
+    "window + sinks": (
+        {"attention": "baselines.window", "attention_options": {"baselines.window": {"window": 8}}},
+        GREY,
+    ),
 }
 FULL = {
     "updates": 4000,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from experiments.rivals.graph import GraphAttention
+from experiments.baselines.graph import GraphAttention
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import experiments.rivals  # noqa: F401  registers them
+import experiments.baselines  # noqa: F401  registers them
 from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 
 
@@ -31,21 +31,21 @@ ROWS = {
     "linear": Row("linear", more={"feature_map": "elu"}, style=BLUE),
     "Performer": Row("linear", more={"feature_map": "favor"}, style=SKY),
     "gated delta": Row("gated_delta", "back", more={"decay": "token"}, style=GREEN),
-    "window + sinks": Row("rivals.window", style=ORANGE),
-    "Reformer LSH": Row("rivals.lsh", style=f"{RED} --"),
-    "Sparse, strided": Row("rivals.sparse_strided", style=f"{BLUE} --"),
-    "Sparse, fixed": Row("rivals.sparse_fixed", style=f"{BLUE} :"),
-    "Longformer": Row("rivals.longformer", style=f"{SKY} --"),
-    "BigBird": Row("rivals.bigbird", "both", style=f"{SKY} :"),
-    "Routing": Row("rivals.routing", style=f"{GREEN} --"),
-    "clustered": Row("rivals.clustered", "both", style=f"{GREEN} :"),
-    "improved clustered": Row("rivals.improved_clustered", "both", style=f"{GREEN} -."),
-    "Transformer-XL": Row("rivals.transformer_xl", "back", style=f"{ORANGE} --"),
-    "Compressive": Row("rivals.compressive", "back", style=f"{ORANGE} :"),
-    "Linformer": Row("rivals.linformer", "both", lambda length: {"length": length}, style=f"{PINK} --"),
-    "Nyström": Row("rivals.nystrom", "both", style=f"{PINK} :"),
-    "Hydra": Row("rivals.hydra", style=PINK),
-    "graph of distances 2ⁿ": Row("rivals.graph", "both", style=f"{GREY} --"),
+    "window + sinks": Row("baselines.window", style=ORANGE),
+    "Reformer LSH": Row("baselines.lsh", style=f"{RED} --"),
+    "Sparse, strided": Row("baselines.sparse_strided", style=f"{BLUE} --"),
+    "Sparse, fixed": Row("baselines.sparse_fixed", style=f"{BLUE} :"),
+    "Longformer": Row("baselines.longformer", style=f"{SKY} --"),
+    "BigBird": Row("baselines.bigbird", "both", style=f"{SKY} :"),
+    "Routing": Row("baselines.routing", style=f"{GREEN} --"),
+    "clustered": Row("baselines.clustered", "both", style=f"{GREEN} :"),
+    "improved clustered": Row("baselines.improved_clustered", "both", style=f"{GREEN} -."),
+    "Transformer-XL": Row("baselines.transformer_xl", "back", style=f"{ORANGE} --"),
+    "Compressive": Row("baselines.compressive", "back", style=f"{ORANGE} :"),
+    "Linformer": Row("baselines.linformer", "both", lambda length: {"length": length}, style=f"{PINK} --"),
+    "Nyström": Row("baselines.nystrom", "both", style=f"{PINK} :"),
+    "Hydra": Row("baselines.hydra", style=PINK),
+    "graph of distances 2ⁿ": Row("baselines.graph", "both", style=f"{GREY} --"),
     "none": Row("none", style=GREY),
 }
 MOST = ("softmax", "linear", "Performer", "gated delta", "window + sinks")  # the rows that matter most

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
-import experiments.rivals  # noqa: F401  LSH attention, by its name
+import experiments.baselines  # noqa: F401  LSH attention, by its name
 from measures.utterances import Data
 from tarnn.models import TarnnConfig, TarnnForCTC
 
@@ -15,7 +15,7 @@ ATTENTION = {  # else as the method is called
     "convolution alone": "none",
     "bi-LSTM": "none",
     "bi-LSTM, stacked frames": "none",
-    "LSH": "rivals.lsh",
+    "LSH": "baselines.lsh",
 }
 
 

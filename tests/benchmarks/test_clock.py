@@ -4,11 +4,9 @@ import time
 
 import pytest
 import torch
-from toolkit.baselines import release_scratch, tarnn_attend
 
 from scripts.common.clock import Contender, Effort, measure_in_turns
 from scripts.common.memory import peak_bytes
-from tarnn.kernels.cpu import library
 
 MIB = 2**20
 
@@ -56,19 +54,3 @@ def test_memory_is_the_peak_of_the_call():
         pytest.skip("the system does not count")
     assert abs(peak - 128 * MIB) < 4 * MIB
     assert peak_bytes(lambda: None) < 4 * MIB
-
-
-def test_scratch_of_the_native_kernels_is_in_their_memory():
-    if not library.available():
-        pytest.skip("no native kernels here")
-    q = torch.randn(1, 8, 64, 256)
-    call = lambda: tarnn_attend(q, q, q, True)  # noqa: E731
-    call()
-    kept = peak_bytes(call)
-    if kept is None:
-        pytest.skip("the system does not count")
-    peaks = []
-    for _ in range(3):
-        release_scratch()
-        peaks.append(peak_bytes(call) - kept)
-    assert max(peaks) > 256 * 256 * 4 / 2  # a state is in it

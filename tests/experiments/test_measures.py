@@ -5,6 +5,7 @@ import struct
 from types import SimpleNamespace
 
 import copy_task
+import detector
 import image_speed
 import long_classification
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 import recall_model
 import time_memory
 import torch
+from measures.choosing_page import DEFAULT, best_rate, leaders
+from measures.choosing_tasks import IGNORED as NOT_ASKED, SYMBOLS, pairs
 from measures.families import families
 from measures.intervals import Errors
 from measures.pronunciations import phones_of, read_pronunciations
@@ -192,3 +195,51 @@ def test_a_family_is_what_shares_words_also_over_several_links():
     assert families([a, a[:11] + b]) == [[0, 1]]  # six
     repeated = ["".join(draw.choices(AMINO_ACIDS, k=30)) + "AAAAAAAAAAAA" for _ in range(60)]
     assert len(families(repeated)) == 60  # what all have says nothing
+
+
+def test_what_is_asked_for_is_what_stood_after_the_key():
+    ids, labels = pairs(torch.Generator().manual_seed(0), 5, 7)
+    assert ids.shape == labels.shape == (5, 28)
+    for row, wanted in zip(ids, labels):
+        pairs_of_row = dict(row[:14].view(-1, 2).tolist())
+        assert len(pairs_of_row) == 7
+        assert dict(row[14:].view(-1, 2).tolist()) == pairs_of_row
+        assert (wanted[:14] == NOT_ASKED).all()
+        assert (wanted[14::2] == NOT_ASKED).all()
+        assert torch.equal(wanted[15::2], row[15::2])
+        assert (row[0::2] < SYMBOLS).all()
+        assert (row[1::2] >= SYMBOLS).all()
+
+
+def kind_of(*scores, rate="0.001"):
+    return {"runs": {rate: {str(seed): {"curve": [{"score": x}]} for seed, x in enumerate(scores)}}}
+
+
+def test_who_leads_leads_in_every_seed_and_at_every_width():
+    """With the rate that is best with the first seed."""
+    kind = {"runs": kind_of(2.0, 1.0)["runs"] | kind_of(1.9, 9.0, rate="0.003")["runs"]}
+    assert (best_rate(kind, more_is_better=False), best_rate(kind, more_is_better=True)) == (0.003, 0.001)
+    default, ahead, once_behind = kind_of(2.0, 2.1), kind_of(1.9, 2.0), kind_of(1.5, 2.2)
+    wide, wider = "books, 128 wide", "books, 256 wide"
+    kinds = {DEFAULT: default, "Mamba-2": ahead, "gated delta": once_behind}
+    assert leaders({wide: kinds, wider: kinds}) == ["Mamba-2"]
+    assert leaders({wide: kinds, wider: kinds | {"Mamba-2": default}}) == []
+    assert leaders({wide: kinds, wider: {DEFAULT: default}}) == []
+
+
+def test_overlaps_of_boxes():
+    a = torch.tensor([0.25, 0.25, 0.5, 0.5])
+    others = torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.5, 0.25, 0.5, 0.5], [0.875, 0.875, 0.25, 0.25]])
+    shared, apart = detector.overlaps(a, others)
+    assert shared.tolist() == pytest.approx([1, 1 / 3, 0])
+    assert apart.tolist() == pytest.approx([1, 1 / 3, -(1 - 0.25 - 0.0625)])  # less the hull's share that is in neither
+
+
+def test_queries_are_matched_to_objects_whatever_their_order():
+    boxes = torch.tensor([[0.2, 0.2, 0.1, 0.1], [0.5, 0.5, 0.3, 0.3], [0.8, 0.8, 0.2, 0.2]])
+    image = detector.Image(torch.zeros(3, 4, 4), boxes[[2, 0]], torch.tensor([1, 0]))
+    logits = torch.tensor([[9.0, 0, 0], [0, 0, 9], [0, 9, 0]])
+    query, which = detector.match(logits, boxes, image)
+    assert dict(zip(query.tolist(), which.tolist())) == {0: 1, 2: 0}
+    right, swapped = (detector.set_loss(x[None], boxes[None], [image]) for x in (logits, logits.flip(0)))
+    assert right < 0.01 < swapped

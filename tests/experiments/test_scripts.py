@@ -1,6 +1,7 @@
-"""Each experiment runs through at a tiny size; those that train go on where they stopped."""
+"""Each experiment runs through at a tiny size, and leaves its results; one that trains goes on where it stopped."""
 
 import re
+import zipfile
 
 import byte_model
 import copy_task
@@ -8,9 +9,10 @@ import fewer_bits
 import pytest
 import recall_model
 import torch
-from support.scripts import opens, runnable
+from measures.choosing_page import DEFAULT
+from support.scripts import runnable
 
-from tarnn.kernels.cpu import library
+from tarnn.cli.main import main as command
 
 FEATURES = ["--length", 40, "--head-dim", 4, "--draws", 3, "--features", 4, 64, "--sigma", 0.5]
 COPY = ["--quick", "--updates", 4, "--every", 2, "--length", 8, "--hidden", 16, "--layers", 1, "--batch-size", 4]
@@ -18,15 +20,28 @@ TIME = ["--quick", "--lengths", 16, 32, 64, "--tokens", 64, "--hidden", 16, "--h
 LANGUAGE = ["--quick", "--steps", 4, "--eval-every", 2, "--redraw-every", 2, "--only", "softmax"]
 PROTEINS = ["--quick", "--only", "softmax", "Performer-ReLU", "--long", 0]
 SPEECH = ["--quick", "--utterances", 6, "--batch-size", 3, "--epochs", 1, "--tasks", "fsdd letters"]
-BITS = ["--quick", "--test-images", 5, "--batch-size", 2]
+CHOOSING = ["--quick", "--minutes", 0.0003, "--recall-minutes", 0.0003, "--widths", 16, "--looks", 1]
+TABLE = [
+    "--quick",
+    "--rows",
+    "softmax",
+    "window + sinks",
+    "Transformer-XL",
+    "Linformer",
+    "--tasks",
+    "copying",
+    "pixels",
+]
 # script → its options, the option that takes its data, and the fixture that makes them
 OPTIONS = {
     "approximation_error": (FEATURES, None, None),
+    "baseline_table": (TABLE, "--mnist", "mnist"),
+    "choosing": ([*CHOOSING, "--kinds", "gated delta", DEFAULT], "--books", "books"),
     "copy_task": ([*COPY, "--heads", 4], None, None),
     "detector": (["--quick"], "--data", "objects"),
     "estimate_size": (["--draws", 1, "--length", 20], None, None),
     "graph_nodes": (["--quick"], "--data", "citations"),
-    "image_bits": (BITS, "--mnist", "mnist"),
+    "image_bits": (["--quick", "--test-images", 5, "--batch-size", 2], "--mnist", "mnist"),
     "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
     "long_classification": (["--quick"], "--data", "reviews"),
     "long_proteins": (["--quick", "--only", "softmax", "elu + 1"], "--data", "sequences"),
@@ -40,23 +55,20 @@ OPTIONS = {
     "speech": (SPEECH, "--data", "recordings"),
     "time_memory": (TIME, None, None),
 }
-GO_ON = {
-    "copy_task", "detector", "image_bits", "long_classification", "long_proteins", "long_softmax",
-    "mixed_precision", "protein_families", "proteins", "reviews", "seq2seq", "speech",
-}  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
+OTHERS = {"amino_acids", "beyond_calibration", "byte_model", "fewer_bits", "pretrained", "recall_model"}  # see below
+FIXED = {"approximation_error", "estimate_size", "graph_nodes", "image_speed", "pretrained_cost", "time_memory"}
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # transformers warns of random configs
 
 
-@pytest.mark.parametrize("name", runnable("experiments"))
-def test_every_script_opens(name, monkeypatch):
-    assert opens(name, monkeypatch)
+def test_every_script_is_run():
+    assert {*OPTIONS, *OTHERS} == set(runnable("experiments"))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_quick_run_leaves_its_results_and_goes_on(name, script, folder, data_of, tmp_path, request):
+def test_a_quick_run_leaves_its_results(name, script, folder, data_of, tmp_path, request):
     options, flag, fixture = OPTIONS[name]
     options = options if flag is None else [*options, flag, request.getfixturevalue(fixture)]
-    options = [*options, "--runs", tmp_path / "runs"] if name in GO_ON else options
+    options = options if name in FIXED else [*options, "--runs", tmp_path / "runs"]
     code, _, err = script(name, *options)
     assert code == 0, err
     data = data_of(name)
@@ -64,20 +76,30 @@ def test_a_quick_run_leaves_its_results_and_goes_on(name, script, folder, data_o
     assert data["command"].startswith(f"python experiments/{name}.py --threads 1")
     assert str(tmp_path) not in str(data)  # no paths of this machine in what is kept
     assert "\n| " in (folder / f"{name}.md").read_text()
-    if name in GO_ON:
-        logs = {path: path.read_text() for path in (tmp_path / "runs").rglob("*.jsonl")}
-        assert script(name, *options).code == 0
-        assert logs == {path: path.read_text() for path in logs}  # nothing was trained again
 
 
-def test_a_longer_run_goes_on(script, books, tmp_path):
+def test_a_run_goes_on_and_trains_nothing_twice(script, books, tmp_path):
     options = [*LANGUAGE, "--books", books, "--runs", tmp_path / "runs"]
     assert script("long_softmax", *options).code == 0
     log = tmp_path / "runs" / "softmax_0" / "log.jsonl"
     before = log.read_text()
+    assert script("long_softmax", *options).code == 0
+    assert log.read_text() == before
     assert script("long_softmax", *options, "--steps", 6).code == 0
     assert log.read_text().startswith(before)
     assert '"step": 6' in log.read_text().removeprefix(before)
+
+
+@pytest.mark.parametrize("name", ["choosing", "baseline_table"])
+def test_models_that_train_in_turns_are_kept(name, script, data_of, books, mnist, tmp_path):
+    options, flag, _ = OPTIONS[name]
+    options = [*options, flag, books if name == "choosing" else mnist, "--runs", tmp_path / "runs"]
+    assert script(name, *options).code == 0
+    results, before = data_of(name)["results"], {p: p.read_bytes() for p in (tmp_path / "runs").rglob("*.pt")}
+    assert script(name, *options).code == 0
+    assert before == {p: p.read_bytes() for p in (tmp_path / "runs").rglob("*.pt")}
+    assert data_of(name)["results"] == results
+    assert len(before) > 6
 
 
 def test_a_run_that_breaks_is_a_result(script, data_of, books, tmp_path):
@@ -90,6 +112,7 @@ def test_a_run_that_breaks_is_a_result(script, data_of, books, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
+        ("choosing", ["--quick", "--books", "."], "pride_and_prejudice"),
         ("long_softmax", ["--quick", "--books", "."], "pride_and_prejudice"),
         ("proteins", ["--quick"], "--data FOLDER"),
         ("approximation_error", [*FEATURES, "--encoder", "."], "--encoder and --texts go together"),
@@ -111,7 +134,6 @@ def test_amino_acids_by_attention(script, data_of, sequences, data, tmp_path):
     assert data_of("amino_acids")["results"]["BLOSUM62"]["closest"][:3] == ["FY", "IV", "DE"]
 
 
-@pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 def test_fewer_bits_are_measured_on_the_model_itself(script, data_of, books, tmp_path):
     theirs = byte_model.model_of(64, 2, 32).eval()
     theirs.save_pretrained(tmp_path / "model")
@@ -146,10 +168,6 @@ def test_beyond_its_calibration_features_are_window_and_sinks(script, data, data
 
 
 def test_a_run_of_speech_transcribes_as_a_stream_and_as_a_whole(script, recordings, tmp_path, capsys):
-    import zipfile
-
-    from tarnn.cli.main import main as command
-
     assert script("speech", *SPEECH, "--data", recordings, "--runs", tmp_path / "runs").code == 0
     with zipfile.ZipFile(recordings / "fsdd" / "recordings.zip") as archive:
         (tmp_path / "a.wav").write_bytes(archive.read("7_b_40.wav"))

@@ -55,26 +55,10 @@ def steps(monkeypatch):
     return made
 
 
-def test_the_same_text(model, ids, steps):
-    x = ids(2, 5)
-    expected = generated(model, x, None)
-    assert not steps
-    assert torch.equal(generated(model, x, "float32"), expected)
-    assert steps == [[2] * 19]  # the first of the twenty is the prompt's
-
-
-@pytest.mark.parametrize("kind", ["default", "hybrid", "softmax"])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_text_in_every_way(make_model, kind, ids, way):
-    model, x = make_model(kind).float(), ids(1 if way == "prompt lookup" else 2, 5)
+def test_the_same_text_in_every_way(make_model, ids, way):
+    model, x = make_model("hybrid").float(), ids(1 if way == "prompt lookup" else 2, 5)
     assert torch.equal(generated(model, x, "float32", **WAYS[way]), generated(model, x, None, **WAYS[way]))
-
-
-def test_left_padding(model, ids):
-    x, lengths = ids(2, 6), (3, 6)
-    mask = (torch.arange(6) >= 6 - torch.tensor(lengths)[:, None]).long()
-    expected = generated(model, x, None, attention_mask=mask)
-    assert torch.equal(generated(model, x, "float32", attention_mask=mask), expected)
 
 
 @torch.no_grad()
@@ -108,7 +92,8 @@ def test_short_texts_do_without_and_longer_ones_pack_once(make_model, ids, steps
     model.generate(ids(2, 5), **LONG | {"max_new_tokens": WARMUP_TOKENS + 1})
     assert not steps
     model.generate(ids(2, 5), **LONG)
-    assert [len(x) for x in steps] == [20 - 1 - WARMUP_TOKENS]
+    model.generate(ids(1, 64 * WARMUP_TOKENS), **LONG | {"max_new_tokens": 3})  # a long prompt packs at once
+    assert [len(x) for x in steps] == [20 - 1 - WARMUP_TOKENS, 2]
 
 
 def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids, steps, monkeypatch):
@@ -134,8 +119,11 @@ def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids,
     assert re.fullmatch(r"its weights are .* bytes, more than 1,000: request it .*", why_not_fused(model))
     with fused_forward(model):
         assert why_not_fused(model) is None
-    assert torch.equal(generated(model, x, "float32"), expected)  # asked for
+    assert torch.equal(generated(model, x, "float32"), expected)  # by request
     assert len(steps) == 1
+    assert "generate of Linear knows no fused step" in why_not_fused(torch.nn.Linear(2, 2))
+    with patch_transformers(other := linear_model("LFM2")):
+        assert why_not_fused(other).endswith("patch_transformers() Qwen3-Next, Qwen3.5, OLMo-hybrid, Mamba-2")
 
 
 def test_old_kernels_are_warned_of_by_default(make_model, ids, monkeypatch):
@@ -144,17 +132,6 @@ def test_old_kernels_are_warned_of_by_default(make_model, ids, monkeypatch):
     monkeypatch.setattr(fused, "VERSION", 10**6)
     with pytest.warns(UserWarning, match=r"by forward: the compiled kernels read plans of .*: compile them again"):
         assert torch.equal(model.generate(x, **LONG), expected)
-
-
-def test_a_model_of_others_knows_no_fused_step():
-    assert "generate of Linear knows no fused step" in why_not_fused(torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("name", ["LFM2", "Granite 4"])
-def test_a_patched_model_that_has_none_is_not_to_be_patched(name):
-    model = linear_model(name)
-    with patch_transformers(model):
-        assert why_not_fused(model).endswith("patch_transformers() Qwen3-Next, Qwen3.5, OLMo-hybrid, Mamba-2")
 
 
 @pytest.mark.parametrize(
@@ -205,18 +182,6 @@ def test_a_wrong_token_or_position_is_refused_in_a_sentence(make_model, ids):
         pass
 
 
-def test_fewer_bits_change_the_logits_a_little(make_model, ids):
-    model, x = make_model("hybrid").float(), ids(1, 6)
-    found = {}
-    for weights in (None, "float32", "int8"):
-        with torch.no_grad(), fused_forward(model, weights):
-            cache = model(x[:, :5], use_cache=True).cache
-            found[weights] = model(x[:, 5:], cache=cache).logits
-    off = {w: (found[w] - found[None]).norm() / found[None].norm() for w in ("float32", "int8")}
-    assert off["float32"] < 1e-5
-    assert 1e-4 < off["int8"] < 0.05
-
-
 @torch.no_grad()
 def test_a_prompt_is_in_its_format_from_the_first_token(make_model, ids):
     """To the last bit what the step reads; padding too, and in two pieces."""
@@ -233,14 +198,6 @@ def test_a_prompt_is_in_its_format_from_the_first_token(make_model, ids):
     assert torch.equal(out.logits[mask[:, :7] == 1], logits[:, :7][mask[:, :7] == 1])
     assert torch.equal(last, logits[:, -1:])
     assert torch.equal(token[:, 0], step(x[:, 0], state)[0])
-
-
-def test_a_long_prompt_packs_at_once(make_model, ids, steps):
-    model, options = make_model().float(), LONG | {"max_new_tokens": 3}
-    model.generate(ids(1, 64 * WARMUP_TOKENS - 1), **options)
-    assert steps == []
-    model.generate(ids(1, 64 * WARMUP_TOKENS), **options)
-    assert steps == [[1, 1]]
 
 
 def test_two_models_and_two_threads_at_once(make_model, ids):
@@ -260,13 +217,6 @@ def test_two_models_and_two_threads_at_once(make_model, ids):
     assert all(torch.equal(found[i], expected[i]) for i in range(4))
     helped = generated(model, prompts[0][:1], "float32", assistant_model=other)
     assert torch.equal(helped, generated(model, prompts[0][:1], None))
-
-
-def test_a_cache_that_fills_up_grows(make_model, ids, steps):
-    model, x = make_model("hybrid").float(), ids(1, 5)
-    longer = generated(model, x, "float32", max_new_tokens=140)
-    assert steps == [[1] * 139]
-    assert torch.equal(longer, generated(model, x, None, max_new_tokens=140))
 
 
 @torch.no_grad()

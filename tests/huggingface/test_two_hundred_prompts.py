@@ -23,7 +23,6 @@ from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
     pytest.mark.filterwarnings("ignore"),  # what transformers has to say of random configs
 ]
@@ -121,7 +120,10 @@ def assert_same(found, expected, *, sampled=False):
     assert (same < new.shape[1]).sum() <= COUNT // 50
 
 
-@pytest.mark.parametrize("name", [*OWN, *PATCHED, *CONVERTED])
+NIGHTLY = [pytest.param(x, marks=pytest.mark.slow) for x in (*OWN, *PATCHED, *CONVERTED) if x not in ASSISTED]
+
+
+@pytest.mark.parametrize("name", [*ASSISTED, *NIGHTLY])
 def test_the_same_text_for_two_hundred_prompts(name, tokens):
     model, (ids, mask) = made(name), prompts()
     with tarnn.patch_transformers() if name in PATCHED else contextlib.nullcontext():
@@ -138,6 +140,7 @@ def test_the_same_text_for_two_hundred_prompts(name, tokens):
         assert_same(assisted(model, some, "float32"), written(model, some, None, max_new_tokens=6))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_same_text_of_rwkv():
     """Which has no `generate` of transformers, nor assistants: its own step against the fused one."""

@@ -102,10 +102,8 @@ def test_nothing_is_measured_of_what_is_wrong(parsed, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["benchmarks/step.py", "scripts/dev/parts.py"])
-def test_scripts_run_from_anywhere_without_installation(script, tmp_path):
+def test_scripts_run_from_anywhere_without_installation(tmp_path):
+    words = [sys.executable, ROOT / "benchmarks/step.py", "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    run = subprocess.run(
-        [sys.executable, ROOT / script, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    run = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "--out" in run.stdout, run.stderr
