@@ -69,9 +69,16 @@ def home_of(module: str, name: str) -> str:
 
 
 @cache
+def loads_by_name(module: str) -> set[str]:
+    """Return the files whose names stand in a file as texts, to be imported when they are needed."""
+    texts = {node.value for node in nodes(TREES[module]) if isinstance(node, ast.Constant) and node.value in FILES}
+    return texts - {module, module.rpartition(".")[0], "tarnn"}  # a package that names itself gathers its own files
+
+
+@cache
 def arrows(module: str) -> set[str]:
-    """The files that a file imports."""
-    return {home_of(home, name) for home, name in imports(module)} - {module}
+    """Return the files that a file imports, by a statement or by a name in a text."""
+    return {home_of(home, name) for home, name in imports(module)} | loads_by_name(module) - {module}
 
 
 def room_of(module: str) -> str:
