@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.families import FAMILIES, model_of
-from support.state_files import contents, rewrite, with_one_maximum
+from support.state_files import contents, rewrite
 
 from tarnn.conversion import constant_cache, load_cache, save_cache, set_options
 from tarnn.data.tensor_file import recorded_precision
@@ -55,20 +55,13 @@ def test_it_goes_on_where_it_was(name, prompt, tmp_path):
     assert torch.equal(model.generate(**prompt, **{CACHE: again}, **OPTIONS), expected)
 
 
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_caches_were_files_of_their_own_format(version, prompt, tmp_path):
-    """In version 1 they had one maximum per head, also where sums have one per feature now."""
+def test_a_cache_of_an_older_format_says_to_make_it_again(prompt, tmp_path):
     model = made()
-    set_options(model, feature_map="clusters", slots=0)
-    cache = read(model, prompt)
-    save_cache(tmp_path / "c", model, cache)
-    expected = model.generate(**prompt, **{CACHE: cache}, **OPTIONS)
+    save_cache(tmp_path / "c", model, read(model, prompt))
     tensors, metadata = contents(tmp_path / "c")
-    assert metadata["format"] == "tarnn.state"
-    tensors = with_one_maximum(tensors) if version == "1" else tensors
-    rewrite(tmp_path / "c", tensors, metadata | {"format": "tarnn.cache", "format_version": version})
-    again = load_cache(tmp_path / "c", model)
-    assert torch.equal(model.generate(**prompt, **{CACHE: again}, **OPTIONS), expected)
+    rewrite(tmp_path / "c", tensors, metadata | {"format": "tarnn.cache", "format_version": "2"})
+    with pytest.raises(UserError, match=r"format tarnn\.cache; .* Make the cache again: .*save_cache writes one"):
+        load_cache(tmp_path / "c", model)
 
 
 def test_a_cache_that_has_seen_nothing(prompt, tmp_path):

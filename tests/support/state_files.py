@@ -1,4 +1,4 @@
-"""State files taken apart and put together again, as older versions of the format had them."""
+"""State files taken apart and put together again."""
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -16,15 +16,3 @@ def rewrite(path, tensors, metadata):
     """The same file with these contents and their checksum."""
     metadata.pop("checksum", None)
     save_file(tensors, path, metadata | {"checksum": checksum(tensors, metadata)})
-
-
-def with_one_maximum(tensors):
-    """Sums as files had them that knew one maximum per head only."""
-    older = dict(tensors)
-    for name in [name for name in tensors if name.endswith(".M")]:
-        assert tensors[name].ndim == 3
-        older[name] = most = tensors[name].amax(-1)
-        keep = (tensors[name] - most[..., None]).exp()
-        older[f"{name[:-1]}S"] = tensors[f"{name[:-1]}S"] * keep[..., None]
-        older[f"{name[:-1]}z"] = tensors[f"{name[:-1]}z"] * keep
-    return older

@@ -14,7 +14,6 @@ from transformers import Cache, PreTrainedModel
 
 from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.layer import HeadStates
-from tarnn.conversion.options import converted_layers
 from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
 from tarnn.errors import UserError
 from tarnn.ops.hybrid.state import HybridState
@@ -60,13 +59,8 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     Raises UserError (a ValueError) for a file that is missing, cut short, no cache, changed since it was written, of
     another version of the format or of another model.
     """
-    file = load(path, fingerprint(model), what="cache", writer="tarnn.conversion.save_cache")
-    maxima = {
-        f"layers.{i}.parts.0.M": own.feature_map.num_features(own.heads.d)
-        for i, own in converted_layers(model).items()
-        if own.feature_map is not None and own.feature_map.log_features
-    }
-    tensors, cache = file.with_maxima(maxima), constant_cache(model)
+    tensors = load(path, fingerprint(model), what="cache", writer="tarnn.conversion.save_cache").tensors
+    cache = constant_cache(model)
     for i, (layer, seen) in enumerate(zip(cache.layers, tensors["tokens"].tolist(), strict=True)):
         fields = {name: x.to(model.device) for name, x in fields_of(tensors, f"layers.{i}.").items()}
         if fields:

@@ -1,8 +1,7 @@
 """The format of state files, for tarnn's own models (`decoding/state_file.py`) and converted ones (`conversion/cache_file.py`).
 
 A state file is safetensors. Its metadata: format, version, the fingerprint of the model that made it, and a checksum over
-everything else. Older files are read: before version 3 sums had one maximum M per head, with every map; caches of converted
-models had a format of their own, `tarnn.cache`, whose version 1 is older than that change.
+everything else. Files of other versions are refused.
 """
 
 import hashlib
@@ -21,25 +20,14 @@ from tarnn.errors import UserError
 from tarnn.matmul import HIGHEST, precision_now
 
 FORMAT, VERSION = "tarnn.state", "3"
-READABLE = {"tarnn.state": ("2", "3"), "tarnn.cache": ("1", "2")}
-WITH_ONE_MAXIMUM = {("tarnn.state", "2"), ("tarnn.cache", "1")}
+OLD_FORMAT = "tarnn.cache"  # of the caches of converted models, once
 
 
 class StateFile(NamedTuple):
-    """The contents of a state file. one_maximum: M is that of a head, also for maps that have one per feature now."""
+    """The contents of a state file."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    one_maximum: bool
-
-    def with_maxima(self, num_features: dict[str, int]) -> dict[str, Tensor]:
-        """The tensors, with one maximum per feature for each name in `num_features`."""
-        maxima = {name: x for name, x in self.tensors.items() if name in num_features and x.ndim == 2}
-        if not self.one_maximum:
-            return self.tensors
-        return self.tensors | {
-            name: x[..., None].expand(-1, -1, num_features[name]).contiguous() for name, x in maxima.items()
-        }
 
 
 def save(
@@ -69,7 +57,7 @@ def save(
 
 
 def encode(tensors: dict[str, Tensor], fingerprint: str, *, matmul_precision: str | None = None, **facts: str) -> bytes:
-    """The bytes of a state file; arguments as in `save`."""
+    """Return the bytes of a state file; arguments as in `save`."""
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     metadata = {"format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint}
     metadata |= {"matmul_precision": matmul_precision or precision_now(), **facts}
@@ -77,7 +65,7 @@ def encode(tensors: dict[str, Tensor], fingerprint: str, *, matmul_precision: st
 
 
 def decode(data: bytes, fingerprint: str, source: str, *, what: str = "state", writer: str) -> StateFile:
-    """What `encode` gave, from bytes that somebody sent. source: what they are called in the errors, which are those of `load`.
+    """Return what was given to `encode`, from bytes that somebody sent. source: their name in errors, those of `load`.
 
     Nothing is allocated beyond the tensors that the bytes hold.
     """
@@ -105,15 +93,14 @@ def load(path: str | Path, fingerprint: str, *, what: str = "state", writer: str
 def checked(
     tensors: dict[str, Tensor], metadata: dict[str, str], fingerprint: str, source: str | Path, what: str, writer: str
 ) -> StateFile:
-    """The contents of a file, if it is a state file, as it was written, of the model with this fingerprint; or UserError."""
+    """Return the contents of a state file of the model with this fingerprint, unchanged since it was written; or UserError."""
     kind, version = metadata.get("format", ""), metadata.get("format_version", "")
-    if kind not in READABLE:
+    if kind not in (FORMAT, OLD_FORMAT):
         raise UserError(f"{source} is a safetensors file, but not a saved {what}. {writer} writes one.")
-    if version not in READABLE[kind]:
-        first, last = READABLE[kind]
+    if (kind, version) != (FORMAT, VERSION):
         raise UserError(
-            f"{source} has version {version} of the {what} format; this tarnn reads versions {first} to {last}. "
-            f"Make the {what} again with this tarnn."
+            f"{source} has version {version} of the format {kind}; this tarnn reads version {VERSION} of {FORMAT}. "
+            f"Make the {what} again: {writer} writes one."
         )
     if metadata.get("checksum") != checksum(tensors, metadata):
         raise UserError(
@@ -124,7 +111,7 @@ def checked(
             f"{source} was saved by another model: other weights, another config or another dtype. Give the "
             f"checkpoint that made it, or make the {what} again with this one."
         )
-    return StateFile(tensors, metadata, (kind, version) in WITH_ONE_MAXIMUM)
+    return StateFile(tensors, metadata)
 
 
 def fingerprint_of(model: nn.Module, config: dict[str, Any]) -> str:
@@ -160,7 +147,7 @@ def fields_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: str | Path, what: str, remedy: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; UserError where there is none or it is cut short."""
+    """Read the tensors and metadata of a safetensors file; UserError where there is none or it is cut short."""
     if not Path(path).is_file():
         raise UserError(f"no {what} file at {path}. {remedy}")
     try:
@@ -171,7 +158,7 @@ def read_safetensors(path: str | Path, what: str, remedy: str) -> tuple[dict[str
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """`data` to `path`, all of it or nothing: what was there stays as it is until the new file is complete.
+    """Write `data` to `path`, all of it or nothing: what was there stays as it is until the new file is complete.
 
     Written beside it, flushed to the disk, then renamed over it. What is no regular file (a pipe, a device)
     is written to directly. Raises OSError: full disk, no such folder, no permission.

@@ -41,7 +41,7 @@ def fingerprint(model: TextModel) -> str:
 
 
 class SavedState(NamedTuple):
-    """What a state file holds, on the model's device."""
+    """The contents of a state file, on the model's device."""
 
     state: ModelState
     logits: Float[Tensor, "b v"]
@@ -74,10 +74,7 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
     Raises UserError (a ValueError) for a file that is missing, cut short, no state, changed since it was written, of
     another version of the format or of another model.
     """
-    file = load(path, fingerprint(model), writer=f"`tarnn generate --state-out {path}`")
-    expected = model.new_state(1, 0, cache_dtype(file.tensors, model)).tensors()
-    maxima = {name: x.shape[-1] for name, x in expected.items() if name.endswith(".M") and x.ndim == 3}
-    tensors = file.with_maxima(maxima)
+    tensors = load(path, fingerprint(model), writer=f"`tarnn generate --state-out {path}`").tensors
     device = next(model.parameters()).device
     tensors = {name: x.to(device) for name, x in tensors.items()}
     logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
