@@ -77,7 +77,7 @@ def measure(options, found: dict[str, Any], keep) -> None:
             with patch.dict(os.environ, {VARIABLE: "off"} if kind == MKL else {}):
                 bits = trained(settings, MEASURE)[-1][MEASURE]
             run_facts = read_settings(settings.out)["run"]
-            cell = {"bits_per_byte": bits, "products": run_facts["matmul_precision"]}
+            cell = {"bits_per_byte": bits, "products": run_facts["products"]}
             found.setdefault(kind, {})[str(seed)] = cell
             print(f"seed {seed}, {kind}: {bits:.4f} ({cell['products']})", flush=True)
             keep()

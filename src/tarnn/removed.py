@@ -10,8 +10,10 @@ REMOVED = {
     "tarnn.attention.before_token": "Compute RWKV-6 by `tarnn.patch_fla()`.",
     "tarnn.attention.rwkv5": "Use RWKV-7: `tarnn.attention.rwkv7`.",
     "tarnn.generation": "Import `tarnn.decoding`.",
+    "fast_matmul(shapes=)": "Leave it out, or give `size`, the multiplications of a typical product.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
     "tarnn serve --workers": "Start N servers behind a proxy, each with its own `--state-dir`; docs/serving.md has the example.",
+    "tarnn.training.products": "Use `tarnn.matmul.fast_matmul`.",
 }
 
 

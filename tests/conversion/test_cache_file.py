@@ -6,7 +6,6 @@ from support.families import FAMILIES, model_of
 from support.state_files import contents, rewrite
 
 from tarnn.conversion import constant_cache, load_cache, save_cache, set_options
-from tarnn.data.tensor_file import recorded_precision
 from tarnn.errors import UserError
 from tarnn.huggingface.versions import CACHE
 
@@ -49,7 +48,6 @@ def test_it_goes_on_where_it_was(name, prompt, tmp_path):
     cache = read(model, prompt)
     size = save_cache(tmp_path / "c", model, cache)
     assert size == (tmp_path / "c").stat().st_size
-    assert recorded_precision(tmp_path / "c") == "highest"
     expected = model.generate(**prompt, **{CACHE: cache}, **OPTIONS)
     again = load_cache(tmp_path / "c", model)
     assert torch.equal(model.generate(**prompt, **{CACHE: again}, **OPTIONS), expected)

@@ -13,16 +13,13 @@ from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
 from tarnn.cli.step import prepare_step
-from tarnn.data.tensor_file import recorded_precision
 from tarnn.decoding import samplers
-from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.state_file import check_writable, load_state, save_state
 from tarnn.decoding.streaming import KEEP, StopStrings, TextStream, decoder
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.matmul import HIGHEST, choose, shapes_of, use_precision
 from tarnn.tasks.checkpoint import open_tokenizer
 
 
@@ -68,8 +65,7 @@ def continue_prompt(
         ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
     loop, recent = start(model, request, ids.shape[1], limit)
     prepare_step(loop, weights, report)  # a fused step reads the prompt, too
-    recorded = None if request.state_in is None else recorded_precision(request.state_in)
-    precision = read(loop, ids, report, recorded)
+    read(loop, ids, report)
     if count > 1:
         loop.fork(count)
     if penalty != 1:
@@ -81,7 +77,7 @@ def continue_prompt(
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
-        size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent, matmul_precision=precision)
+        size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent)
         report(f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)")
 
 
@@ -124,28 +120,13 @@ def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: in
         )
 
 
-def read(loop: TokenLoop, ids: Tensor, report: Log, recorded: str | None) -> str:
-    """Read the prompt into the state; return the precision of torch's float32 products that read it.
-
-    recorded: that of a state that goes on here, which is taken where it can be. A fused step has products of its own.
-    """
-    if not ids.shape[1] or isinstance(loop.step, FusedStep):
-        read_in_pieces(loop, ids, report)
-        return recorded or HIGHEST
-    products = choose(shapes_of(loop.model, min(PIECE, ids.shape[1])), ids.device, recorded)
-    if products.note:
-        report(f"tarnn: {products.note}")
-    with use_precision(products.precision):
-        read_in_pieces(loop, ids, report, "" if products.precision == HIGHEST else f"; products {products}")
-    return products.precision
-
-
-def read_in_pieces(loop: TokenLoop, ids: Tensor, report: Log, by: str = "") -> None:
+def read(loop: TokenLoop, ids: Tensor, report: Log) -> None:
+    """Read the prompt into the state."""
     start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
     for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
         loop.read(piece)
     if ids.shape[1]:
-        report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}{by}")
+        report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
 
 
 def write(

@@ -56,7 +56,7 @@ def convert(
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.rows import context_length, read_rows
     from tarnn.feature_maps import options_of
-    from tarnn.matmul import choose, shapes_of, use_precision
+    from tarnn.matmul import fast_matmul, product_size
 
     described: dict[str, Any] | None = None
     if feature_map != "none":
@@ -70,7 +70,6 @@ def convert(
         check_cache(model)
     tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length)
     check_length(length, ExactKeys(window, sinks))
-    products = choose(shapes_of(model, length), model_device)
     print_rows(
         {
             **model_rows(checkpoint, model, texts, num_texts, length),
@@ -80,11 +79,10 @@ def convert(
             "features": ", ".join(str(x) for x in (described or {"name": "none"}).values()),
             "exact layers": exact_layers,
             "budget": budget or "none",
-            "products": products,
         }
     )
     rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
-    with use_precision(products.precision):
+    with fast_matmul(product_size(model, length)):
         report = converted(
             model,
             rows,

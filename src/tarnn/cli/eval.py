@@ -66,8 +66,8 @@ def measure(
     weights: Weights | None = None,
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
-    from tarnn import matmul
     from tarnn.json_file import read_json
+    from tarnn.matmul import fast_matmul, product_size
     from tarnn.tasks import TASKS
     from tarnn.training.evaluation import evaluate
 
@@ -84,9 +84,8 @@ def measure(
     if weights:
         report(f"tarnn: products of the fused step, {weights} weights")
         return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
-    products = matmul.choose(matmul.shapes_of(model, batch_size * length), device)
-    report(f"tarnn: float32 products {products}")
-    with matmul.use_precision(products.precision):
+    with fast_matmul(product_size(model, batch_size * length)) as products:
+        report(f"tarnn: float32 products: {products.why}")
         return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
 
 

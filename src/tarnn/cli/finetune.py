@@ -38,7 +38,7 @@ def finetune(
     from tarnn.conversion.finetune import check_training, exact_keys
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.rows import calibrated_length, context_length, read_rows
-    from tarnn.matmul import choose, shapes_of, use_precision
+    from tarnn.matmul import fast_matmul, product_size
     from tarnn.training.interruption import InterruptedRun
 
     check_training(train, steps, batch_size, learning_rate)
@@ -47,11 +47,10 @@ def finetune(
     tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length or calibrated_length(model))
     check_length(length, exact_keys(model))
     of_model = model_rows(checkpoint, model, texts, num_texts, length)
-    products = choose(shapes_of(model, batch_size * length), model_device)
-    print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows", "products": products})
+    print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows"})
     rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
     try:
-        with use_precision(products.precision):
+        with fast_matmul(product_size(model, batch_size * length)):
             report = finetuned(
                 model,
                 rows,

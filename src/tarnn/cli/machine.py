@@ -10,7 +10,7 @@ import torch
 
 import tarnn
 from tarnn.cli.waiting import described
-from tarnn.matmul import USUAL, choose
+from tarnn.matmul import refusal
 from tarnn.ops import backends
 
 
@@ -29,7 +29,7 @@ def machine_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "idle_threads": described(),
         "accelerator": accelerator(),
-        "products": choose(USUAL)._asdict(),
+        "products": refusal() or "oneDNN in float32",
         "kernel": backends.cpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
@@ -67,7 +67,7 @@ def machine_text(facts: dict[str, Any]) -> str:
         "processor": f"{facts['processor']}, {facts['cores']} cores",
         "threads": f"{facts['threads']}, waiting by {facts['idle_threads']}",
         "accelerator": facts["accelerator"] or "none",
-        "products": "{precision}: {why}".format(**facts["products"]),
+        "products": facts["products"],
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
     for op, choice in facts["ops"].items():

@@ -16,7 +16,6 @@ from tarnn.tasks.base import Trainable
 from tarnn.training.arguments import training_arguments
 from tarnn.training.error_messages import failures_explained
 from tarnn.training.lock import locked
-from tarnn.training.products import choose_products
 from tarnn.training.run import run
 
 
@@ -71,5 +70,4 @@ def distil(
         if out is None:
             args.save_strategy = SaveStrategy.NO
         with failures_explained(settings.out), locked(settings.out):
-            products = choose_products(settings, args, task, losses.model)
-            run(settings, args, task, losses, products, out is not None, time.monotonic())
+            run(settings, args, task, losses, out is not None, time.monotonic())

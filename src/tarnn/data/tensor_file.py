@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from tarnn._version import __version__
 from tarnn.errors import UserError
-from tarnn.matmul import HIGHEST, precision_now
 
 FORMAT, VERSION = "tarnn.state", "3"
 OLD_FORMAT = "tarnn.cache"  # of the caches of converted models, once
@@ -30,22 +29,12 @@ class StateFile(NamedTuple):
     metadata: dict[str, str]
 
 
-def save(
-    path: str | Path,
-    tensors: dict[str, Tensor],
-    fingerprint: str,
-    *,
-    what: str = "state",
-    matmul_precision: str | None = None,
-    **facts: str,
-) -> int:
+def save(path: str | Path, tensors: dict[str, Tensor], fingerprint: str, *, what: str = "state", **facts: str) -> int:
     """Write a state file; return its size in bytes. facts: more metadata.
-
-    matmul_precision: that of the float32 products which made the tensors, in torch's words; the present one by default.
 
     Atomic, see `write_atomically`. Raises UserError where the file can't be written.
     """
-    data = encode(tensors, fingerprint, matmul_precision=matmul_precision, **facts)
+    data = encode(tensors, fingerprint, **facts)
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -56,11 +45,11 @@ def save(
     return len(data)
 
 
-def encode(tensors: dict[str, Tensor], fingerprint: str, *, matmul_precision: str | None = None, **facts: str) -> bytes:
+def encode(tensors: dict[str, Tensor], fingerprint: str, **facts: str) -> bytes:
     """Return the bytes of a state file; arguments as in `save`."""
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     metadata = {"format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint}
-    metadata |= {"matmul_precision": matmul_precision or precision_now(), **facts}
+    metadata |= facts
     return to_bytes(tensors, metadata | {"checksum": checksum(tensors, metadata)})
 
 
@@ -133,13 +122,6 @@ def add_tensors(digest: Any, tensors: dict[str, Tensor]) -> Any:
         if tensor.numel():
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest
-
-
-def recorded_precision(path: str | Path) -> str:
-    """The precision of float32 products that the contents were computed with, in torch's words, of a file that `load` has
-    read. Files that don't say are from before there was a choice."""
-    with safe_open(path, "pt") as file:
-        return file.metadata().get("matmul_precision", HIGHEST)
 
 
 def fields_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

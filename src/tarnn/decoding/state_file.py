@@ -3,7 +3,7 @@
 The format is `data/tensor_file.py`. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next, `recent`
 (the last few tokens, so that text can go on in the middle of a character), and for layer i `layers.i.S`, `.z`
 (and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata: the tokens
-seen, and the precision of float32 products. By checksum and fingerprint a file is what `save_state` wrote for this model, so
+seen. By checksum and fingerprint a file is what `save_state` wrote for this model, so
 its fields are not looked at.
 """
 
@@ -49,23 +49,15 @@ class SavedState(NamedTuple):
 
 
 def save_state(
-    path: str | Path,
-    model: TextModel,
-    state: ModelState,
-    logits: Float[Tensor, "b v"],
-    recent: list[int],
-    *,
-    matmul_precision: str | None = None,
+    path: str | Path, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
 ) -> int:
     """Write the state, the next token's logits and the last tokens; return the file's size in bytes.
-
-    matmul_precision: of the float32 products that read the text, in torch's words; the present one by default.
 
     Atomic: a file that was there stays until the new one is complete. Raises UserError where it can't be written.
     """
     tensors = state.tensors() | {"logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
     seen = str(int(state.position.max()))
-    return save(path, tensors, fingerprint(model), matmul_precision=matmul_precision, tokens_seen=seen)
+    return save(path, tensors, fingerprint(model), tokens_seen=seen)
 
 
 def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedState:

@@ -18,7 +18,6 @@ from safetensors import safe_open
 
 from tarnn.data.tensor_file import flush
 from tarnn.errors import UserError
-from tarnn.matmul import HIGHEST
 
 MARKER = "complete.json"
 PARTIAL, DOOMED = ".partial", ".doomed"  # folders being written, being deleted
@@ -33,7 +32,6 @@ class RunState:
     best_step: int | None = None
     best_measure: float | None = None  # in the unit of the task
     validation_batches: int | None = None  # that a validation takes, where the time is too short for all
-    matmul_precision: str = HIGHEST  # of float32 products, in torch's words
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -85,8 +83,7 @@ def read_state(checkpoint: Path) -> RunState:
     with reading(checkpoint):
         marker = json.loads((checkpoint / MARKER).read_text())
         files = marker.pop("files")
-        if "best_bits_per_byte" in marker:  # as it was once called
-            marker["best_measure"] = marker.pop("best_bits_per_byte")
+        marker.pop("matmul_precision", None)  # of older checkpoints
         state = RunState(**marker)
     for name, size in files.items():
         path = checkpoint / name

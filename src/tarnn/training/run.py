@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import transformers
 from torch import nn
 from transformers import TrainingArguments
@@ -21,7 +22,7 @@ from transformers.trainer_utils import IntervalStrategy, set_seed
 from tarnn._version import __version__
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.errors import UserError
-from tarnn.matmul import Choice, use_precision
+from tarnn.matmul import LEAST, fast_matmul, product_size, refusal
 from tarnn.parallel.alike import check_alike
 from tarnn.tasks import TASKS, RunSettings
 from tarnn.tasks.base import Sample, Trainable
@@ -35,7 +36,6 @@ from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log, read_log
 from tarnn.training.memory import refuse_too_large
 from tarnn.training.processes import distributed, everywhere, refuse_disagreement, shared
-from tarnn.training.products import choose_products, remarks
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.status_line import StatusLine
@@ -43,6 +43,8 @@ from tarnn.training.stretches import Stretches
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
+USUAL_LENGTH = 256  # tokens of an example, where examples differ in length
+BF16_UNUSED = "this processor multiplies bfloat16, which --bf16 would use: a step is faster, with less exact products"
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,15 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         if distributed():
             check_alike(model)
         set_length(args, settings, task)
-        products = choose_products(settings, args, task, model)
+        size = typical_size(args, task, model)
+        products = refusal(size) or "oneDNN in float32"
         described = describe(args, task, step_size(settings, task, args), model, products)
         if first:
             write_settings(settings.out, {"settings": settings.as_json(), **described})
         report(table(here, described, task))
-        for line in remarks(settings, args, task, model, products):
-            report(f"tarnn: {line}")
-        return run(settings, args, task, model, products, show, started)
+        if not settings.bf16 and args.device.type == "cpu" and size >= LEAST and multiplies_bfloat16():
+            report(f"tarnn: {BF16_UNUSED}")
+        return run(settings, args, task, model, show, started)
 
 
 def take_folder(settings: RunSettings, stack: ExitStack) -> dict[str, Any] | None:
@@ -141,14 +144,21 @@ def step_size(settings: RunSettings, task: Trainable, args: TrainingArguments) -
     return args.train_batch_size * args.gradient_accumulation_steps * readers * task.per_example
 
 
+def typical_size(args: TrainingArguments, task: Trainable, model: nn.Module) -> float:
+    """Return the multiplications of a typical product in a training step."""
+    length = getattr(getattr(model, "config", None), "sequence_length", USUAL_LENGTH)
+    length = task.per_example if task.counted == "tokens" else length
+    return product_size(model, args.train_batch_size * length)
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor has instructions for products of bfloat16 (known on x86 alone)."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+
+
 def run(
-    settings: RunSettings,
-    args: TrainingArguments,
-    task: Trainable,
-    model: nn.Module,
-    products: Choice,
-    show: bool,
-    started: float,
+    settings: RunSettings, args: TrainingArguments, task: Trainable, model: nn.Module, show: bool, started: float
 ) -> TrainResult:
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     trainer: SafeTrainer | None = None
@@ -169,10 +179,9 @@ def run(
         if checkpoint:
             trainer.run_state = checkpoints.read_state(checkpoint)
             status.best = trainer.run_state.best_measure or math.inf
-        trainer.run_state.matmul_precision = products.precision
         add_callbacks(trainer, settings, status)
         set_seed(settings.seed + args.process_index)  # dropout differs between processes
-        with use_precision(products.precision):
+        with fast_matmul(typical_size(args, task, model)):
             fit(trainer, checkpoint, status, started)
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:

@@ -8,7 +8,6 @@ import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
-from tarnn.matmul import Choice
 from tarnn.tasks import RunSettings, Task
 from tarnn.training.budget import WARMUP
 from tarnn.training.redraw import random_maps
@@ -17,7 +16,7 @@ SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of th
 
 
 def describe(
-    args: TrainingArguments, task: Task, per_step: int, model: PreTrainedModel, products: Choice
+    args: TrainingArguments, task: Task, per_step: int, model: PreTrainedModel, products: str
 ) -> dict[str, Any]:
     """Model, data, length and versions, as JSON."""
     return {
@@ -29,8 +28,7 @@ def describe(
             "device": str(args.device),
             "processes": args.world_size,
             "threads": torch.get_num_threads(),
-            "matmul_precision": products.precision,
-            "matmul_precision_because": products.why,
+            "products": products,
             f"{task.counted}_per_step": per_step,
             "examples_per_step": per_step // task.per_example,
             "max_steps": args.max_steps,
@@ -65,7 +63,7 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         "redraw": f"every {settings.redraw_every:,} steps" if settings.redraw_every else "never",
         "device": f"{run['device']}, {run['threads']} thread{'s' * (run['threads'] != 1)}"
         + (", bf16" if settings.bf16 else ""),
-        "products": f"{run['matmul_precision']}: {run['matmul_precision_because']}",
+        "products": run["products"],
         "out": f"{settings.out} (seed {settings.seed})",
     }
     if not run["random_features"]:
