@@ -7,6 +7,7 @@ import sys
 
 # written as a user writes it: a module or a name in one, `tarnn COMMAND`, `tarnn COMMAND --option`, `function(argument=)`
 REMOVED = {
+    "POST /v1/images/generations": "Draw images by `tarnn generate`, with a model of images.",
     "tarnn.attention.before_token": "Compute RWKV-6 by `tarnn.patch_fla()`.",
     "tarnn.attention.rwkv5": "Use RWKV-7: `tarnn.attention.rwkv7`.",
     "tarnn.generation": "Import `tarnn.decoding`.",

@@ -7,8 +7,7 @@ import pytest
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
-from tarnn.serving.http.chat import opened
-from tarnn.serving.http.template import LONGEST_PIECE, cut, rendered
+from tarnn.serving.http.chat_template import LONGEST_PIECE, cut, opened, rendered
 from tarnn.serving.model import open_served
 
 from .conftest import running

@@ -8,10 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tarnn.serving.http import body as body_module, completions, models, prompts, wire
+from tarnn.serving.http import body as body_module, completions, models, prompts
 from tarnn.serving.http.app import create_app
+from tarnn.serving.http.body import MOST_KEYS, MOST_NESTED, MOST_VALUES, read_json
 from tarnn.serving.http.errors import ApiError
-from tarnn.serving.http.json_body import MOST_KEYS, MOST_NESTED, MOST_VALUES, read_json
 
 MANY = 20_000
 WRONG = {
@@ -44,8 +44,9 @@ def ask(engine):
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_thousand_wrong_items_are_a_few_errors(ask, monkeypatch, kind):
-    counts, said = [], wire.said
-    monkeypatch.setattr(wire, "said", lambda error, shape: counts.append(error.error_count()) or said(error, shape))
+    counts, said = [], body_module.api_error_of
+    noted = lambda error, schema: counts.append(error.error_count()) or said(error, schema)  # noqa: E731
+    monkeypatch.setattr(body_module, "api_error_of", noted)
     path, wrong = WRONG[kind]
     answer = ask(path, json.dumps(wrong).encode())
     assert answer.status_code == 400
@@ -63,7 +64,7 @@ def test_a_thousand_wrong_items_are_a_few_errors(ask, monkeypatch, kind):
     ids=["values", "nested", "keys"],
 )
 def test_what_is_too_many_is_refused_before_it_is_made(monkeypatch, body, most):
-    monkeypatch.setattr("tarnn.serving.http.json_body.from_json", None)
+    monkeypatch.setattr("tarnn.serving.http.body.from_json", None)
     with pytest.raises(ApiError, match=f"{most:,}"):
         read_json(body)
 

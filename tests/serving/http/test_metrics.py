@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
-from tarnn.serving.http.times import Histogram
+from tarnn.serving.http.operators import Histogram
 from tarnn.serving.store import StateStore
 
 from .conftest import running

@@ -8,8 +8,8 @@ import torch
 from support.http_server import http_server
 from support.served import alone
 
-from tarnn.serving.http import answers
-from tarnn.serving.http.vocabulary import Vocabulary
+from tarnn.serving.http import gather
+from tarnn.serving.http.prompts import Vocabulary
 from tarnn.serving.request import Request, Sampling
 
 from .test_completions import ASK, ids
@@ -108,8 +108,8 @@ def test_logprobs_in_the_shape_of_completions(client):
 def test_an_answer_of_many_numbers_is_written_bit_by_bit(client, monkeypatch):
     asked = ASK | {"temperature": 0, "logprobs": 2, "echo": True}
     once = client.completions.create(**asked).choices
-    monkeypatch.setattr(answers, "FEW", 3)
-    monkeypatch.setattr(answers, "JSONResponse", None)
+    monkeypatch.setattr(gather, "FEW", 3)
+    monkeypatch.setattr(gather, "JSONResponse", None)
     assert client.completions.create(**asked).choices == once
 
 

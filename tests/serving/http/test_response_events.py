@@ -9,7 +9,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tarnn.serving.http.response_events import ResponseEvents
-from tarnn.serving.http.response_wire import OutputMessage, OutputText, ResponseObject
+from tarnn.serving.http.response_schemas import OutputMessage, OutputText, ResponseObject
 
 BEGUN = ResponseObject(
     id="resp_7",

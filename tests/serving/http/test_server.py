@@ -17,8 +17,8 @@ from starlette.routing import Route
 from tarnn.serving.engine import Engine
 from tarnn.serving.http import server as server_module
 from tarnn.serving.http.app import create_app
-from tarnn.serving.http.asking import client
 from tarnn.serving.http.server import Server, bind
+from tarnn.serving.http.to_engine import client
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from support.http_server import events_of, http_server
 
-from tarnn.serving.http import pieces
+from tarnn.serving.http import chunked_prefill
 from tarnn.serving.http.settings import ServerSettings
 
 BOOK = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
@@ -34,7 +34,7 @@ def written(server, **body):
 
 
 def test_a_text_is_read_once_and_gone_on_from(server, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 100)
+    monkeypatch.setattr(chunked_prefill, "PIECE", 100)
     made = server.post("/v1/states", {"model": "linear", "text": BOOK, "name": "book"}).json()
     assert made["tokens"] == made["usage"]["prompt_tokens"] == len(BOOK)
     assert made["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -48,7 +48,7 @@ def test_a_text_is_read_once_and_gone_on_from(server, monkeypatch):
 
 
 def test_a_text_is_not_read_twice(server, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 100)
+    monkeypatch.setattr(chunked_prefill, "PIECE", 100)
     text = "Nobody had read this before. " * 20
     [first, second] = [server.post("/v1/states", {"model": "linear", "text": text}).json()["usage"] for _ in "12"]
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
@@ -77,7 +77,7 @@ def test_a_state_goes_on_from_another(server):
 
 
 def test_the_reading_of_a_long_text_is_seen(server, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 100)
+    monkeypatch.setattr(chunked_prefill, "PIECE", 100)
     asked = {"model": "linear", "text": "seen " * 70, "stream": True}
     events = [json.loads(data) for data in events_of(server.post("/v1/states", asked))]
     assert [event["tokens_read"] for event in events] == [100, 200, 300, 350, 350]

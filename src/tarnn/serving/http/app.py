@@ -12,21 +12,20 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http import chat, completions, health, metrics, models, page, responses, schema, states
-from tarnn.serving.http.answers import client_gone
+from tarnn.serving.http import completions, models, openapi, operators, page, responses, states
 from tarnn.serving.http.door import Door
 from tarnn.serving.http.errors import ApiError, api_error, http_error, unexpected
-from tarnn.serving.http.reader import ClientGone, Mailbox
+from tarnn.serving.http.gather import client_gone
+from tarnn.serving.http.reader import AsyncBridge, ClientGone
 from tarnn.serving.http.settings import ServerSettings
-from tarnn.serving.http.times import Times
 
-GROUPS = (completions, chat, responses, states, models, health, metrics, schema, page)
+GROUPS = (completions, responses, states, models, operators, openapi, page)
 
 
 def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
     """The application over engines that run, by the names of their models. One event loop uses it.
 
-    Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), inside (requests that
+    Its state: engines, settings, latencies (histograms), draining (no more requests are taken), inside (requests that
     are answered now), bodies (the time limits of those that are on their way), started.
     """
     settings = settings or ServerSettings()
@@ -45,8 +44,9 @@ def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = 
         },
     )
     app.state.engines, app.state.settings = dict(engines), settings
-    app.state.times, app.state.started = Times(), int(time.time())
+    app.state.latencies, app.state.started = operators.Latencies(), int(time.time())
     app.state.draining, app.state.inside, app.state.bodies = False, 0, set()
     app.state.scoring = asyncio.Semaphore(1)
-    app.state.mailbox = cache(Mailbox)  # made on the loop, when the first request comes
+    app.state.bridge = cache(AsyncBridge)  # made on the loop, when the first request comes
+    app.state.document = cache(lambda: openapi.document(app.routes, bool(settings.keys)))
     return app

@@ -7,6 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tarnn.removed import message
+
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -14,7 +16,6 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-IMAGES = "This server draws no images. `tarnn generate` draws them, with a model of images."
 
 
 class ApiError(Exception):
@@ -83,8 +84,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     """Answer for Starlette's router: there is no such path, or it does not take this method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
-    nothing = IMAGES if path.startswith("/v1/images/") else f"There is nothing at {path}."
-    sentences = {404: nothing, 405: f"{request.method} is not possible here."}
+    nothing = f"There is nothing at {path}."
+    sentences = {404: message(f"{request.method} {path}") or nothing, 405: f"{request.method} is not possible here."}
     headers = dict(error.headers or {})
     return ApiError(error.status_code, sentences.get(error.status_code, error.detail), headers=headers).response()
 

@@ -1,50 +1,57 @@
-"""From the engines' threads to the server's loop: one call a step, whatever the number of streams."""
+"""From the engines' threads to the server's loop, and the end of work whose client has gone."""
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from starlette.types import Receive
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http.times import Times
+from tarnn.serving.http.errors import failed
+from tarnn.serving.http.operators import Latencies
 from tarnn.serving.request import Event, Request, Usage
 from tarnn.serving.stream import Stream
 
+STOPPED = "The server stopped before the answer was whole."
+Result = TypeVar("Result")
+
 
 class ClientGone(Exception):
-    """Nobody reads the answer any more."""
+    """The client closed its connection: nobody reads the answer."""
 
 
-class Mailbox:
-    """Wakes readers on the loop. An engine tells all of a step's news in a row: the loop is called for the first only."""
+class AsyncBridge:
+    """Wakes readers on the loop. An engine reports a step's events in a row: the loop is called once for all of them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._full: deque[Reader] = deque()
+        self._ready: deque[Reader] = deque()
         self._called = False
 
     def put(self, reader: "Reader") -> None:
-        """There is news for this reader. From any thread."""
-        self._full.append(reader)
+        """Wake this reader soon. From any thread."""
+        self._ready.append(reader)
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._called = False  # before the readers are taken: who comes now calls again
-        while self._full:
-            self._full.popleft().wake()
+        self._called = False  # before the readers are taken: a later `put` calls again
+        while self._ready:
+            self._ready.popleft().wake()
 
 
 class Reader:
-    """The events of one request: of one stream, or of several prompts, whose choices are counted on.
+    """The events of one HTTP request: of one stream, or of several prompts, whose choices are numbered on.
 
-    silence: seconds after which `next` returns without events. times: the server's histograms.
+    silence: seconds after which `next` returns without events. latencies: the server's histograms.
     """
 
-    def __init__(self, mailbox: Mailbox, times: Times, silence: float):
+    def __init__(self, bridge: AsyncBridge, latencies: Latencies, silence: float):
         self.streams: list[Stream] = []
         self.open = 0  # choices that have not ended
-        self._mailbox, self._times, self._silence = mailbox, times, silence
+        self._bridge, self._latencies, self._silence = bridge, latencies, silence
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
         self._gone = self._quiet = False
@@ -54,18 +61,21 @@ class Reader:
         self._timer = self._loop.call_later(silence, self._tick)
 
     def submit(self, engine: Engine, requests: Iterable[Request]) -> None:
-        """All of them, or none: what was submitted is cancelled where another one is refused."""
+        """Submit all of them, or none: if one is refused, the earlier ones are cancelled."""
         try:
             for request in requests:
                 self._first_choices.append(self.open)
-                self.streams.append(engine.submit(request, self._ring))
+                self.streams.append(engine.submit(request, self._notify))
                 self.open += request.n
         except BaseException:
             self.leave()
             raise
 
     async def next(self) -> list[Event]:
-        """The events since the last call; none after a silence. Raises ClientGone."""
+        """Return the events since the last call; none after a silence.
+
+        Raises ClientGone after `leave`, and ApiError (500) if the engine failed or was stopped.
+        """
         while True:
             if self._gone:
                 raise ClientGone
@@ -84,7 +94,7 @@ class Reader:
             waiting.set_result(None)
 
     def leave(self) -> None:
-        """Nobody reads on: what still runs is cancelled."""
+        """Stop reading: what still runs is cancelled."""
         self._gone = True
         self._timer.cancel()
         if self.open:
@@ -94,11 +104,11 @@ class Reader:
 
     @property
     def usage(self) -> Usage:
-        """Of all prompts together."""
+        """The sums over all prompts."""
         return Usage(*map(sum, zip(*(stream.usage for stream in self.streams))))
 
-    def _ring(self) -> None:
-        self._mailbox.put(self)
+    def _notify(self) -> None:
+        self._bridge.put(self)
 
     def _tick(self) -> None:
         if self._quiet:
@@ -122,11 +132,40 @@ class Reader:
     def _count(self, events: list[Event]) -> None:
         now = self._loop.time()
         if self.begun:
-            self._times.gaps.add(now - self._since)
+            self._latencies.gaps.add(now - self._since)
         else:
             self.begun = True
-            self._times.first_tokens.add(now - self._since)
+            self._latencies.first_tokens.add(now - self._since)
         self._since = now
         for event in events:
             if event.finish:
                 self.open -= 1
+                if event.finish in ("error", "cancelled"):
+                    raise failed(event.error or STOPPED)
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def watch(receive: Receive, reader: Reader) -> None:
+    """Leave the reader once the client is gone."""
+    await gone(receive)
+    reader.leave()
+
+
+async def attended(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the work's result. If the client goes away first, cancel the work and raise ClientGone."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)  # it leaves its rows before we go on

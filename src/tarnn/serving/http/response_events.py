@@ -26,25 +26,26 @@ class ResponseEvents:
         self._delta = json.dumps(beginning)[:-1]  # the same for all deltas, so it is written once
 
     def begin(self, response: dict[str, Any]) -> bytes:
-        """What comes before the first text. response: the object as it is so far."""
+        """Return the events before the first text. response: the object so far."""
         item = {"id": self._id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         return b"".join(
             (
                 self._event("response.created", response=response),
                 self._event("response.in_progress", response=response),
                 self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", item_id=self._id, **ONLY, part=text_part("")),
+                self._event("response.content_part.added", item_id=self._id, **ONLY, part=part),
             )
         )
 
     def delta(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
-        """Some more text."""
+        """Return the event of some more text."""
         rest = f', "delta": {json.dumps(text)}, "logprobs": {json.dumps(logprobs) if logprobs else "[]"}'
         data = f'{self._delta}{rest}, "sequence_number": {self._next()}}}'
         return f"event: response.output_text.delta\ndata: {data}\n\n".encode()
 
     def end(self, response: dict[str, Any]) -> bytes:
-        """What comes behind the last text. response: the object, finished."""
+        """Return the events after the last text. response: the object, finished."""
         return b"".join(self._end(response)) + DONE
 
     def _end(self, response: dict[str, Any]) -> Iterator[bytes]:
@@ -63,7 +64,3 @@ class ResponseEvents:
     def _next(self) -> int:
         number, self._number = self._number, self._number + 1
         return number
-
-
-def text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

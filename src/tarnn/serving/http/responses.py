@@ -1,79 +1,73 @@
 """/v1/responses: conversations that the server remembers, each as the one state after its last answer.
 
-`previous_response_id` goes on from there: only the new message is read. What a response's state has seen can't be taken out
-again, so instructions stay for the rest of a conversation.
+`previous_response_id` goes on from there: only the new message is read. A state can't forget, so instructions stay for the
+rest of a conversation.
 """
 
+import asyncio
 import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from tarnn.serving.http.answers import check
-from tarnn.serving.http.asking import (
+from tarnn.serving.http import response_schemas as schemas
+from tarnn.serving.http.body import read_request
+from tarnn.serving.http.chat_template import continued, opened
+from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.http.openapi import Operation
+from tarnn.serving.http.prompts import Ids, prompt_ids, vocabulary
+from tarnn.serving.http.reader import Reader, attended
+from tarnn.serving.http.request_schemas import ResponseRequest
+from tarnn.serving.http.response_events import ResponseEvents
+from tarnn.serving.http.response_schemas import ResponseObject
+from tarnn.serving.http.sse import PING, LiveStream
+from tarnn.serving.http.store_errors import find, in_store, store_of
+from tarnn.serving.http.to_engine import (
     check_gathered,
-    client,
     engine_of,
+    engine_request,
     refuse_when_full,
-    sampling_of,
     start,
     state_header,
     tenant,
 )
-from tarnn.serving.http.body import read_request
-from tarnn.serving.http.errors import ApiError
-from tarnn.serving.http.held import find, in_store
-from tarnn.serving.http.live import LiveStream, attended
-from tarnn.serving.http.prompts import vocabulary
-from tarnn.serving.http.reader import Reader
-from tarnn.serving.http.response_events import ResponseEvents
-from tarnn.serving.http.response_prompt import Prompt, prompt_of
-from tarnn.serving.http.response_wire import (
-    DeletedResponse,
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputMessage,
-    OutputText,
-    ResponseFailure,
-    ResponseObject,
-    ResponseRequest,
-    ResponseUsage,
-)
-from tarnn.serving.http.sse import PING
-from tarnn.serving.request import Event, Request, Usage
+from tarnn.serving.request import Event, Usage
+from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.storage.holds import new_id
 
-MAX_TOKENS = 1024  # where a request says nothing
+MAX_TOKENS = 1024  # the default
 LOGPROBS = "message.output_text.logprobs"
 
 
-async def create(request: HttpRequest) -> Response:
-    asked = await read_request(request, ResponseRequest)
-    engine = engine_of(request, asked.model)
+async def respond(request: HttpRequest) -> Response:
+    """Answer, and remember the conversation as a state."""
+    body = await read_request(request, ResponseRequest)
+    engine = engine_of(request, body.model)
     refuse_when_full(engine)
-    prompt = await prompt_of(request, engine, asked)
-    answering = Answering(request, engine, asked, prompt)
-    if asked.stream:
-        return LiveStream(answering.frames(), lambda: state_header(answering.reader))
-    response = await attended(request.receive, answering.whole())
-    return JSONResponse(response.model_dump(), headers=state_header(answering.reader))
+    prompt = await prompt_of(request, engine, body)
+    work = ResponseWork(request, engine, body, prompt)
+    if body.stream:
+        return LiveStream(work.frames(), lambda: state_header(work.reader))
+    response = await attended(request.receive, work.whole())
+    return JSONResponse(response.model_dump(), headers=state_header(work.reader))
 
 
-async def get(request: HttpRequest) -> Response:
+async def get_response(request: HttpRequest) -> Response:
+    """Return a response."""
     _, info = await find_response(request)
     return JSONResponse(json.loads(info.note) | {"where": info.where})
 
 
-async def delete(request: HttpRequest) -> Response:
+async def delete_response(request: HttpRequest) -> Response:
+    """Forget a response."""
     engine, info = await find_response(request)
     await in_store(engine.store.delete, tenant(request), info.id)
-    return JSONResponse(DeletedResponse(id=info.id).model_dump())
+    return JSONResponse(schemas.DeletedResponse(id=info.id).model_dump())
 
 
 async def find_response(request: HttpRequest) -> tuple[Any, Any]:
@@ -84,14 +78,91 @@ async def find_response(request: HttpRequest) -> tuple[Any, Any]:
     return engine, info
 
 
-class Answering:
-    """One response, from its prompt to the state that is held behind it."""
+# ---- the prompt ----
 
-    def __init__(self, request: HttpRequest, engine: Any, asked: ResponseRequest, prompt: Prompt):
-        self.request, self.engine, self.asked, self.prompt = request, engine, asked, prompt
-        self.sampling = sampling_of(asked, engine.model.model.config.vocab_size)
-        self.stored = asked.store is not False and engine.store is not None
-        self.with_logprobs = LOGPROBS in (asked.include or ()) or asked.top_logprobs is not None
+
+class Prompt(NamedTuple):
+    """ids: after `begin`, a state of the id `parent`. boundaries: as in a `Request`."""
+
+    ids: Ids
+    begin: Snapshot | None
+    parent: str | None
+    boundaries: tuple[int, ...] = ()
+
+
+async def prompt_of(request: HttpRequest, engine: Any, body: ResponseRequest) -> Prompt:
+    """Return the input of a response, and the state of the response before.
+
+    Raises ApiError: 404 for a response or a state that this tenant doesn't have, 400 for an input that can't be read.
+    """
+    previous, most = body.previous_response_id, request.app.state.settings.max_prompt
+    if previous is not None and body.state is not None:
+        raise bad("Give previous_response_id or state: a response goes on from one place.", "state")
+    param = "state" if previous is None else "previous_response_id"
+    parent, begin, answered = previous or body.state, None, False
+    if parent is not None:
+        store = store_of(engine)
+        info = await in_store(store.info, tenant(request), parent, param=param)
+        begin, parent = await in_store(store.get, tenant(request), info.id, param=param), info.id
+        answered = previous is not None or bool(info.note)
+    if not engine.model.chats:
+        check_plain(engine, body)
+        ids = await prompt_ids(engine.model, str(body.input or ""), "input", most=most, goes_on=begin is not None)
+        return Prompt(ids, begin, parent)
+    messages, boundaries = messages_of(body), list[int]()
+    if begin is not None and answered:
+        ids = await asyncio.to_thread(continued, engine.model, messages, int(begin.tokens[-1]))
+    else:  # the beginning of a conversation, maybe after a text that was read
+        ids, boundaries = await asyncio.to_thread(opened, engine.model, messages)
+    ids = await prompt_ids(engine.model, ids, "input", most=most)
+    past = 0 if begin is None else len(begin.tokens)
+    return Prompt(ids, begin, parent, tuple(past + place for place in boundaries))
+
+
+def messages_of(body: ResponseRequest) -> list[dict[str, str]]:
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += [message.plain for message in body.input or ()]
+    if not messages:
+        raise bad("The parameter input is missing.", "input", "missing_required_parameter")
+    return messages
+
+
+def check_plain(engine: Any, body: ResponseRequest) -> None:
+    """Raise ApiError for messages or instructions to a model that was trained on texts alone: it continues the input."""
+    for value, param in ((body.instructions, "instructions"), (body.input, "input")):
+        if value and not (param == "input" and isinstance(value, str)):
+            raise bad(
+                f"{engine.model.name} has no chat template: it continues a text and knows no messages or instructions. Give "
+                "input as one string, or add a chat template to the tokenizer.",
+                param,
+                "no_chat_template",
+            )
+
+
+# ---- the answer ----
+
+
+class ResponseWork:
+    """One response, from its prompt to the state that is held after it."""
+
+    def __init__(self, request: HttpRequest, engine: Any, body: ResponseRequest, prompt: Prompt):
+        self.request, self.engine, self.body, self.prompt = request, engine, body, prompt
+        self.stored = body.store is not False and engine.store is not None
+        self.with_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
+        self.to_engine = engine_request(
+            request,
+            engine,
+            body,
+            prompt=prompt.ids,
+            max_tokens=body.max_output_tokens or MAX_TOKENS,
+            begin=prompt.begin,
+            logprobs=(body.top_logprobs or 0) if self.with_logprobs else None,
+            boundaries=prompt.boundaries,
+            keep=self.stored,
+        )
         self.words = vocabulary(engine.model)
         self.message_id = f"msg_{secrets.token_hex(24)}"
         self.texts: list[str] = []
@@ -105,7 +176,7 @@ class Answering:
         return await self._ended(self._begun(), reader.usage)
 
     async def frames(self) -> AsyncGenerator[bytes]:
-        """Server-sent events. What fails before the first text is an ApiError, and behind it a failed response."""
+        """Write server-sent events. An error before the first text is an ApiError; a later one ends a failed response."""
         with self._reader() as reader:
             pieces = self._take(await reader.next())
             events, response = ResponseEvents(self.message_id), self._begun()
@@ -122,32 +193,18 @@ class Answering:
 
     @contextmanager
     def _reader(self) -> Iterator[Reader]:
-        asked = Request(
-            prompt=self.prompt.ids,
-            max_tokens=self.asked.max_output_tokens or MAX_TOKENS,
-            sampling=self.sampling,
-            begin=self.prompt.begin,
-            stop=tuple(self.asked.stop or ()),
-            logprobs=(self.asked.top_logprobs or 0) if self.with_logprobs else None,
-            boundaries=self.prompt.boundaries,
-            keep=self.stored,
-            tenant=tenant(self.request),
-            client=client(self.request),
-        )
-        check_gathered(
-            self.request, self.engine, [asked], "max_output_tokens"
-        )  # a streamed response ends with all of it
-        self.reader = start(self.request, self.engine, [asked])
+        # a streamed response ends with all of it, so its length has the same limit
+        check_gathered(self.request, self.engine, [self.to_engine], "max_output_tokens")
+        self.reader = start(self.request, self.engine, [self.to_engine])
         try:
             yield self.reader
         finally:
             self.reader.leave()
 
     def _take(self, events: list[Event]) -> list[tuple[str, list[dict[str, Any]]]]:
-        """The texts of some events, and their logprobs."""
+        """Return the texts of some events with their logprobs."""
         pieces = []
         for event in events:
-            check(event)
             self.end = event
             logprobs = self.words.described(event.logprobs) if self.with_logprobs else []
             self.texts.append(event.text)
@@ -157,66 +214,60 @@ class Answering:
         return pieces
 
     def _begun(self) -> ResponseObject:
-        asked, sampling = self.asked, self.sampling
+        body, sampling = self.body, self.to_engine.sampling
         return ResponseObject(
             id=new_id("resp"),
             created_at=int(time.time()),
             model=self.engine.model.name,
-            previous_response_id=asked.previous_response_id,
-            instructions=asked.instructions,
+            previous_response_id=body.previous_response_id,
+            instructions=body.instructions,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
-            top_logprobs=asked.top_logprobs or 0,
-            max_output_tokens=asked.max_output_tokens,
+            top_logprobs=body.top_logprobs or 0,
+            max_output_tokens=body.max_output_tokens,
             store=self.stored,
-            metadata=asked.metadata or {},
-            user=asked.user,
-            safety_identifier=asked.safety_identifier,
-            prompt_cache_key=asked.prompt_cache_key,
+            metadata=body.metadata or {},
+            user=body.user,
+            safety_identifier=body.safety_identifier,
+            prompt_cache_key=body.prompt_cache_key,
         )
 
     async def _ended(self, response: ResponseObject, usage: Usage) -> ResponseObject:
-        """The response, whole. Its state is held before its client hears of it."""
-        complete = self.end.finish == "stop"
-        ended = response.model_copy(
-            update={
-                "status": "completed" if complete else "incomplete",
-                "completed_at": int(time.time()),
-                "incomplete_details": None if complete else IncompleteDetails(),
-                "output": [self._message("completed" if complete else "incomplete")],
-                "usage": usage_of(usage),
-            }
-        )
+        """Return the whole response. Its state is held before the client gets its id."""
+        response, complete = response.model_copy(), self.end.finish == "stop"
+        status: Literal["completed", "incomplete"] = "completed" if complete else "incomplete"
+        response.status, response.completed_at, response.output = status, int(time.time()), [self._message(status)]
+        response.incomplete_details = None if complete else schemas.IncompleteDetails()
+        response.usage = usage_of(usage)
         if self.stored:
             hold, parent = self.engine.store.hold, self.prompt.parent
-            note = ended.model_dump_json()
-            info = await in_store(hold, tenant(self.request), self.end.snapshot, id=ended.id, parent=parent, note=note)
-            ended.where = info.where
-        return ended
+            options = {"id": response.id, "parent": parent, "note": response.model_dump_json()}
+            response.where = (await in_store(hold, tenant(self.request), self.end.snapshot, **options)).where
+        return response
 
     def _failed(self, response: ResponseObject, error: ApiError) -> ResponseObject:
         output = [self._message("incomplete")]
-        failure = ResponseFailure(message=error.message)
+        failure = schemas.ResponseFailure(message=error.message)
         return response.model_copy(update={"status": "failed", "error": failure, "output": output, "store": False})
 
-    def _message(self, status: Literal["completed", "incomplete"]) -> OutputMessage:
-        text = OutputText(text="".join(self.texts), logprobs=self.logprobs)
-        return OutputMessage(id=self.message_id, status=status, content=[text])
+    def _message(self, status: Literal["completed", "incomplete"]) -> schemas.OutputMessage:
+        text = schemas.OutputText(text="".join(self.texts), logprobs=self.logprobs)
+        return schemas.OutputMessage(id=self.message_id, status=status, content=[text])
 
 
-def usage_of(usage: Usage) -> ResponseUsage:
-    return ResponseUsage(
+def usage_of(usage: Usage) -> schemas.ResponseUsage:
+    return schemas.ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
+        input_tokens_details=schemas.InputTokensDetails(cached_tokens=usage.cached_tokens),
         output_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
 
 
 routes = [
-    Route("/v1/responses", create, methods=["POST"]),
-    Route("/v1/responses/{id}", get),
-    Route("/v1/responses/{id}", delete, methods=["DELETE"]),
+    Operation("POST", "/v1/responses", respond, ResponseObject, body=ResponseRequest, events=schemas.ResponseEvent),
+    Operation("GET", "/v1/responses/{id}", get_response, ResponseObject),
+    Operation("DELETE", "/v1/responses/{id}", delete_response, schemas.DeletedResponse),
 ]

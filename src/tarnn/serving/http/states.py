@@ -6,104 +6,102 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from tarnn.serving.http.asking import engine_of, refuse_when_full, tenant
-from tarnn.serving.http.body import read_bytes, read_request
-from tarnn.serving.http.chat import opened
+from tarnn.serving.http.body import parse, parse_query, read_bytes, read_request
+from tarnn.serving.http.chat_template import check_template, opened
+from tarnn.serving.http.chunked_prefill import Progress, chunked_prefill
 from tarnn.serving.http.errors import ApiError, bad
-from tarnn.serving.http.held import find, held_state, in_store, store_of
-from tarnn.serving.http.live import LiveStream, attended
-from tarnn.serving.http.pieces import Progress, read_in_pieces
+from tarnn.serving.http.openapi import BYTES, JSON, TEXT, Operation
 from tarnn.serving.http.prompts import Ids, ids_of, prompt_ids
-from tarnn.serving.http.sse import DONE
-from tarnn.serving.http.state_wire import (
+from tarnn.serving.http.reader import attended
+from tarnn.serving.http.request_schemas import (
     MOST_LISTED,
-    DeletedState,
     ForkRequest,
     ListQuery,
     ModelQuery,
-    PromptTokensDetails,
+    StateQuery,
+    StateRequest,
+    UploadQuery,
+)
+from tarnn.serving.http.response_schemas import (
+    CachedTokens,
+    DeletedState,
     StateList,
     StateObject,
     StateProgress,
-    StateQuery,
-    StateRequest,
-    StateUsage,
-    UploadQuery,
+    TokenUsage,
 )
-from tarnn.serving.http.template import check_template
-from tarnn.serving.http.wire import parse, parse_query
+from tarnn.serving.http.sse import DONE, LiveStream
+from tarnn.serving.http.store_errors import find, held_state, in_store, store_of
+from tarnn.serving.http.to_engine import engine_of, refuse_when_full, tenant
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stored import StateInfo
 
-JSON, TEXT, BYTES = "application/json", "text/plain", "application/octet-stream"
 
-
-async def create(request: HttpRequest) -> Response:
-    """Read a text into a state, or take one that was downloaded: the body's type says which."""
+async def create_state(request: HttpRequest) -> Response:
+    """Read a text into a state, or take the file of one: the body's type says which."""
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind == BYTES:
         return await add(request, parse_query(UploadQuery, request.query_params))
     if kind == TEXT:
         query = parse_query(StateQuery, request.query_params)
-        asked = StateRequest(text=utf8(await read_bytes(request)), **query.model_dump())
+        body = StateRequest(text=utf8(await read_bytes(request)), **query.model_dump())
     elif kind == JSON:
-        asked = await read_request(request, StateRequest)
+        body = await read_request(request, StateRequest)
     else:
         raise ApiError(415, f"The body must be {JSON}, {TEXT} or {BYTES}; got {kind[:100]!r}.")
-    return await read(request, asked)
+    return await read(request, body)
 
 
-async def read(request: HttpRequest, asked: StateRequest) -> Response:
-    if sum(x is not None for x in (asked.text, asked.tokens, asked.messages)) != 1:
+async def read(request: HttpRequest, body: StateRequest) -> Response:
+    if sum(x is not None for x in (body.text, body.tokens, body.messages)) != 1:
         raise bad("Give one of text, tokens and messages.", code="one_source")
-    engine = engine_of(request, asked.model)
+    engine = engine_of(request, body.model)
     store_of(engine)
     refuse_when_full(engine)
-    begin = await held_state(request, engine, asked.state)
-    ids, boundaries = await ids_asked(request, engine, asked, goes_on=begin is not None)
+    begin = await held_state(request, engine, body.state)
+    ids, boundaries = await ids_to_read(request, engine, body, goes_on=begin is not None)
     if not len(ids):
         raise bad("There is nothing to read behind this state; POST /v1/states/ID/fork copies one.", "text")
     past = 0 if begin is None else len(begin.tokens)
-    making = Making(request, engine, asked, ids, begin, tuple(past + place for place in boundaries))
-    if asked.stream:
-        return LiveStream(making.frames())
-    made = await attended(request.receive, making.whole())
-    return JSONResponse(made.model_dump())
+    work = StateWork(request, engine, body, ids, begin, tuple(past + place for place in boundaries))
+    if body.stream:
+        return LiveStream(work.frames())
+    state = await attended(request.receive, work.whole())
+    return JSONResponse(state.model_dump())
 
 
-async def ids_asked(
-    request: HttpRequest, engine: Any, asked: StateRequest, *, goes_on: bool
+async def ids_to_read(
+    request: HttpRequest, engine: Any, body: StateRequest, *, goes_on: bool
 ) -> tuple[Ids, Sequence[int]]:
-    """What is read, and places in it where messages end."""
+    """Return the tokens to read, and places in them where messages end."""
     model, most = engine.model, request.app.state.settings.max_prompt
-    if asked.text is not None:
-        return await prompt_ids(model, asked.text, "text", most=most, goes_on=goes_on), ()
-    if asked.messages is not None:
+    if body.text is not None:
+        return await prompt_ids(model, body.text, "text", most=most, goes_on=goes_on), ()
+    if body.messages is not None:
         check_template(model)
-        messages = [message.plain for message in asked.messages]
+        messages = [message.plain for message in body.messages]
         ids, boundaries = await asyncio.to_thread(opened, model, messages, answer_follows=False)
         return await prompt_ids(model, ids, "messages", most=most), boundaries
-    ids = await asyncio.to_thread(ids_of, asked.tokens, "tokens")
+    ids = await asyncio.to_thread(ids_of, body.tokens, "tokens")
     if not len(ids):
         raise bad("tokens must be a list of token ids that is not empty.", "tokens", "invalid_value")
     return await prompt_ids(model, ids, "tokens", most=most), ()
 
 
-class Making:
-    """A state in the making: it is read, held, and told of."""
+class StateWork:
+    """The making of one state: it is read, held and described."""
 
     def __init__(
         self,
         request: HttpRequest,
         engine: Any,
-        asked: StateRequest,
+        body: StateRequest,
         ids: Ids,
         begin: Snapshot | None,
         boundaries: tuple[int, ...],
     ):
-        self.request, self.engine, self.asked, self.ids = request, engine, asked, ids
+        self.request, self.engine, self.body, self.ids = request, engine, body, ids
         self.begin, self.boundaries = begin, boundaries
 
     async def whole(self) -> StateObject:
@@ -112,7 +110,7 @@ class Making:
         return await self._held(last)
 
     async def frames(self) -> AsyncGenerator[bytes]:
-        """Server-sent events: one for each piece that was read, and one with the state."""
+        """Write server-sent events: one after each piece, and one with the state."""
         async for progress in self._pieces():
             last = progress
             yield self._frame(progress)
@@ -120,26 +118,26 @@ class Making:
         yield DONE
 
     def _pieces(self) -> AsyncIterator[Progress]:
-        return read_in_pieces(self.request, self.engine, self.ids, self.begin, self.boundaries)
+        return chunked_prefill(self.request, self.engine, self.ids, self.begin, self.boundaries)
 
-    def _frame(self, progress: Progress, made: StateObject | None = None) -> bytes:
-        told = StateProgress(tokens_read=progress.tokens_read, tokens=len(self.ids), state=made)
-        return b"data: " + told.model_dump_json().encode() + b"\n\n"
+    def _frame(self, progress: Progress, state: StateObject | None = None) -> bytes:
+        event = StateProgress(tokens_read=progress.tokens_read, tokens=len(self.ids), state=state)
+        return b"data: " + event.model_dump_json().encode() + b"\n\n"
 
     async def _held(self, read: Progress) -> StateObject:
         store, parent = self.engine.store, None
-        if self.asked.state is not None:
-            parent = (await in_store(store.info, tenant(self.request), self.asked.state, param="state")).id
+        if self.body.state is not None:
+            parent = (await in_store(store.info, tenant(self.request), self.body.state, param="state")).id
         hold = store.hold
-        info = await in_store(hold, tenant(self.request), read.snapshot, name=self.asked.name, parent=parent)
+        info = await in_store(hold, tenant(self.request), read.snapshot, name=self.body.name, parent=parent)
         tokens = len(read.snapshot.tokens)
-        cached = PromptTokensDetails(cached_tokens=read.cached)
-        usage = StateUsage(prompt_tokens=tokens, prompt_tokens_details=cached, total_tokens=tokens)
+        cached = CachedTokens(cached_tokens=read.cached)
+        usage = TokenUsage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens, prompt_tokens_details=cached)
         return described(self.engine, info, usage)
 
 
 async def add(request: HttpRequest, query: UploadQuery) -> Response:
-    """A state that was downloaded, here or from another server with the same model."""
+    """Take the file of a state, downloaded here or from another server with the same model."""
     engine = engine_of(request, query.model)
     size = engine.model.model.new_state(1, 0).nbytes if engine.store is not None else 0
     data = await read_bytes(request, request.app.state.settings.max_body + size)
@@ -147,57 +145,59 @@ async def add(request: HttpRequest, query: UploadQuery) -> Response:
     return JSONResponse(described(engine, info).model_dump())
 
 
-async def put(request: HttpRequest) -> Response:
-    """The same, under a name that stands in the path: a conversation that moves keeps the id that its client knows."""
+async def upload_state(request: HttpRequest) -> Response:
+    """Take the file of a state, under this name: a conversation that moves keeps the id that its client knows."""
     named = parse_query(ModelQuery, request.query_params).model_dump(exclude_none=True)
     return await add(request, parse_query(UploadQuery, named | {"name": request.path_params["id"]}))
 
 
-async def every(request: HttpRequest) -> Response:
-    """Those of all models, a page of them."""
+async def list_states(request: HttpRequest) -> Response:
+    """List states, a page of those of all models."""
     query = parse_query(ListQuery, request.query_params)
-    found = []
+    states: list[tuple[Any, StateInfo]] = []
     for engine in request.app.state.engines.values():
         if engine.store is not None and query.model in (None, engine.model.name):
-            found += [(engine, info) for info in await in_store(engine.store.list, tenant(request))]
+            states += [(engine, info) for info in await in_store(engine.store.list, tenant(request))]
     if query.after is not None:
-        places = [place for place, (_, info) in enumerate(found) if info.id == query.after]
+        places = [place for place, (_, info) in enumerate(states) if info.id == query.after]
         if not places:
             raise ApiError(404, f"There is no state {query.after[:80]!r}.", param="after", code="state_not_found")
-        found = found[places[0] + 1 :]
+        states = states[places[0] + 1 :]
     limit = query.limit or MOST_LISTED
-    data = [described(engine, info) for engine, info in found[:limit]]
-    return JSONResponse(StateList(data=data, has_more=len(found) > limit).model_dump())
+    data = [described(engine, info) for engine, info in states[:limit]]
+    return JSONResponse(StateList(data=data, has_more=len(states) > limit).model_dump())
 
 
-async def get(request: HttpRequest) -> Response:
+async def get_state(request: HttpRequest) -> Response:
+    """Return a state, by its id or its name."""
     return JSONResponse(described(*await find(request, request.path_params["id"])).model_dump())
 
 
-async def fork(request: HttpRequest) -> Response:
-    """Another state that is the same, and goes its own way."""
+async def fork_state(request: HttpRequest) -> Response:
+    """Copy a state. The copy goes its own way."""
     body = await read_bytes(request)
-    asked = parse(ForkRequest, body) if body else ForkRequest()
+    fork = parse(ForkRequest, body) if body else ForkRequest()
     engine, info = await find(request, request.path_params["id"])
-    copy = await in_store(engine.store.fork, tenant(request), info.id, asked.name)
+    copy = await in_store(engine.store.fork, tenant(request), info.id, fork.name)
     return JSONResponse(described(engine, copy).model_dump())
 
 
-async def download(request: HttpRequest) -> Response:
-    """The file that `tarnn generate --state-in` reads, and that this server or another one takes back."""
+async def download_state(request: HttpRequest) -> Response:
+    """Return the file of a state. `tarnn generate --state-in` reads it, and a server takes it back."""
     engine, info = await find(request, request.path_params["id"])
     data = await in_store(engine.store.export, tenant(request), info.id)
     headers = {"content-disposition": f'attachment; filename="{info.name or info.id}.safetensors"'}
     return Response(data, media_type=BYTES, headers=headers)
 
 
-async def delete(request: HttpRequest) -> Response:
+async def delete_state(request: HttpRequest) -> Response:
+    """Forget a state."""
     engine, info = await find(request, request.path_params["id"])
     await in_store(engine.store.delete, tenant(request), info.id)
     return JSONResponse(DeletedState(id=info.id).model_dump())
 
 
-def described(engine: Any, info: StateInfo, usage: StateUsage | None = None) -> StateObject:
+def described(engine: Any, info: StateInfo, usage: TokenUsage | None = None) -> StateObject:
     return StateObject(
         id=info.id,
         model=engine.model.name,
@@ -219,11 +219,20 @@ def utf8(data: bytes) -> str:
 
 
 routes = [
-    Route("/v1/states", create, methods=["POST"]),
-    Route("/v1/states", every),
-    Route("/v1/states/{id}", get),
-    Route("/v1/states/{id}", delete, methods=["DELETE"]),
-    Route("/v1/states/{id}/fork", fork, methods=["POST"]),
-    Route("/v1/states/{id}/file", download),
-    Route("/v1/states/{id}/file", put, methods=["PUT"]),
+    Operation(
+        "POST",
+        "/v1/states",
+        create_state,
+        StateObject,
+        body=StateRequest,
+        query=StateQuery,
+        events=StateProgress,
+        other_bodies=(TEXT, BYTES),
+    ),
+    Operation("GET", "/v1/states", list_states, StateList, query=ListQuery),
+    Operation("GET", "/v1/states/{id}", get_state, StateObject),
+    Operation("DELETE", "/v1/states/{id}", delete_state, DeletedState),
+    Operation("POST", "/v1/states/{id}/fork", fork_state, StateObject, body=ForkRequest, optional=True),
+    Operation("GET", "/v1/states/{id}/file", download_state, other_answers=(BYTES,)),
+    Operation("PUT", "/v1/states/{id}/file", upload_state, StateObject, query=ModelQuery, other_bodies=(BYTES,)),
 ]

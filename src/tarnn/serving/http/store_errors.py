@@ -1,4 +1,4 @@
-"""The stores behind the routes: whose state an id names, and what a store's refusals are over HTTP."""
+"""Look states up in stores, whose refusals become errors over HTTP."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from tarnn.serving.http.asking import tenant
 from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.http.to_engine import tenant
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stored import NameTaken, StateInfo, StoreFull, StoreTrouble, UnfitState, UnknownState
 
@@ -15,23 +15,23 @@ Result = TypeVar("Result")
 
 
 def store_of(engine: Any, param: str | None = None) -> Any:
-    """The engine's store. Raises ApiError where there is none."""
+    """Return the engine's store. Raises ApiError if there is none."""
     if engine.store is None:
         raise bad("This server keeps no states.", param, "no_store")
     return engine.store
 
 
 async def held_state(request: HttpRequest, engine: Any, name: str | None) -> Snapshot | None:
-    """The state that the request begins from. Raises ApiError (404) where this tenant has none of that name."""
+    """Return the state that the request begins from. Raises ApiError (404) if this tenant has none of that name."""
     if name is None:
         return None
     return await in_store(store_of(engine, "state").get, tenant(request), name, param="state")
 
 
 async def in_store(call: Callable[..., Result], *arguments: Any, param: str | None = None, **options: Any) -> Result:
-    """A call of a store, in a thread of its own: it may wait for the disk. Raises ApiError for what the store refuses.
+    """Call a store in a thread, since it may wait for the disk. Raises ApiError if the store refuses.
 
-    Another tenant's state is as unknown as one that never was: the store says the same of both.
+    Another tenant's state and one that never was give the same error.
     """
     try:
         return await asyncio.to_thread(call, *arguments, **options)
@@ -48,13 +48,13 @@ async def in_store(call: Callable[..., Result], *arguments: Any, param: str | No
 
 
 def sentence(error: Exception) -> str:
-    """Its text, with a capital, as all answers have it. Of a KeyError too, whose `str` puts quotes around it."""
+    """Return its text with a capital. A KeyError's `str` would put quotes around it."""
     text = str(error.args[0]) if error.args else "there is no such state."
     return text[:1].upper() + text[1:]
 
 
 async def find(request: HttpRequest, name: str, param: str | None = None) -> tuple[Any, StateInfo]:
-    """The engine of whose model this tenant has a state of that id or name, and what the store says of it."""
+    """Return the engine that has a state of this tenant with that id or name, and the store's record of it."""
     missing = ApiError(404, f"There is no state {name[:100]!r}.", param=param, code="state_not_found")
     for engine in request.app.state.engines.values():
         if engine.store is None:

@@ -1,4 +1,4 @@
-"""A long text is read into a state in pieces, so that others come between and the client sees how far it is."""
+"""Read a long text into a state in pieces, so that others come between and the client sees the progress."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,29 +6,29 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request as HttpRequest
 
-from tarnn.serving.http.answers import check
-from tarnn.serving.http.asking import client, start, tenant
 from tarnn.serving.http.errors import ApiError
 from tarnn.serving.http.prompts import Ids
+from tarnn.serving.http.reader import Reader
+from tarnn.serving.http.to_engine import client, start, tenant
 from tarnn.serving.request import Request, Usage
 from tarnn.serving.snapshot import Snapshot
 
 PIECE = 4096  # tokens
-PATIENCE = 60  # times that a piece behind the first one is tried again while the queue is full
+PATIENCE = 60  # times that a piece after the first one is tried again while the queue is full
 
 
 class Progress(NamedTuple):
-    """How far the reading is. snapshot: where it stands; cached: tokens that were not read again."""
+    """snapshot: the state after `tokens_read` tokens; cached: tokens that were not read again."""
 
     tokens_read: int
     cached: int
     snapshot: Snapshot
 
 
-async def read_in_pieces(
+async def chunked_prefill(
     request: HttpRequest, engine: Any, ids: Ids, begin: Snapshot | None, boundaries: tuple[int, ...] = ()
 ) -> AsyncIterator[Progress]:
-    """Read these tokens behind `begin`, and tell after each piece. There is one token at least.
+    """Read these tokens, at least one, after `begin`, and report after each piece.
 
     Raises ApiError: 429 if the queue is full at the first piece; later ones wait for room.
     """
@@ -43,32 +43,30 @@ async def read_in_pieces(
             tenant=tenant(request),
             client=client(request),
         )
-        begin, usage = await read_piece(request, engine, piece, patient=past > 0)
+        begin, usage = await read_piece(await started(request, engine, piece, PATIENCE if past else 0))
         read_before = usage.prompt_tokens - len(piece.prompt) if past else 0
         cached += usage.cached_tokens - read_before
         yield Progress(past + len(piece.prompt), cached, begin)
 
 
-async def read_piece(request: HttpRequest, engine: Any, piece: Request, *, patient: bool) -> tuple[Snapshot, Usage]:
-    reader = await started(request, engine, piece, PATIENCE if patient else 0)
+async def read_piece(reader: Reader) -> tuple[Snapshot, Usage]:
     snapshot = None
     try:
         while reader.open:
             for event in await reader.next():
-                check(event)
                 snapshot = event.snapshot or snapshot
     finally:
         reader.leave()
-    assert snapshot is not None  # `keep` was asked for
+    assert snapshot is not None  # the request has `keep`
     return snapshot, reader.usage
 
 
-async def started(request: HttpRequest, engine: Any, piece: Request, patience: int) -> Any:
-    for left in range(patience, -1, -1):
+async def started(request: HttpRequest, engine: Any, piece: Request, patience: int) -> Reader:
+    while True:
         try:
             return start(request, engine, [piece])
         except ApiError as error:
-            if error.status != 429 or not left:
+            if error.status != 429 or not patience:
                 raise
+            patience -= 1
             await asyncio.sleep(float(error.headers["Retry-After"]))
-    raise AssertionError("the last try returns or raises")

@@ -1,4 +1,4 @@
-"""From a request on the wire to requests of the engine; what the texts of both APIs share."""
+"""Requests of the engine from requests over HTTP, and parts of an answer that all APIs for text share."""
 
 import sys
 import time
@@ -11,30 +11,25 @@ from starlette.requests import Request as HttpRequest
 
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
-from tarnn.serving.http.prompts import Ids
 from tarnn.serving.http.reader import Reader
-from tarnn.serving.http.wire import Generation, Sampled
+from tarnn.serving.http.request_schemas import TextRequest
 from tarnn.serving.request import Request, Sampling, Usage
-from tarnn.serving.snapshot import Snapshot
 
 SAMPLING = [x.name for x in fields(Sampling) if x.name != "logit_bias"]
 
 
 def engine_of(request: HttpRequest, name: str | None) -> Engine:
-    """The engine of the model of that name; there may be no name where there is one model. Raises ApiError: 400, 404."""
+    """Return the engine of the model of that name, or of the only model. Raises ApiError: 400, 404."""
     engines = request.app.state.engines
+    known = ", ".join(map(repr, sorted(engines)))
     if name is None:
         if len(engines) > 1:
-            raise bad(f"The parameter model is missing; expected one of {listed(engines)}.", "model")
+            raise bad(f"The parameter model is missing; expected one of {known}.", "model")
         return next(iter(engines.values()))
     if name not in engines:
-        message = f"There is no model {name[:100]!r}; expected one of {listed(engines)}."
+        message = f"There is no model {name[:100]!r}; expected one of {known}."
         raise ApiError(404, message, param="model", code="model_not_found")
     return engines[name]
-
-
-def listed(names: Any) -> str:
-    return ", ".join(map(repr, sorted(names)))
 
 
 def tenant(request: HttpRequest) -> str:
@@ -42,19 +37,30 @@ def tenant(request: HttpRequest) -> str:
 
 
 def client(request: HttpRequest) -> str:
-    """Who shares the machine fairly with others: a tenant, or, where there are none, an address."""
+    """Return the name by which clients share the machine fairly: of a tenant, or, if there are none, an address."""
     return tenant(request) or (request.client.host if request.client else "")
 
 
-def sampling_of(asked: Sampled, vocab_size: int) -> Sampling:
-    """The sampling of a request. Raises ApiError for a bias of a token that the model doesn't have."""
+def engine_request(request: HttpRequest, engine: Engine, body: TextRequest, **options: Any) -> Request:
+    """Return the request of this client, with the sampling of its body. options: other fields of a `Request`."""
+    return Request(
+        sampling=sampling_of(body, engine.model.model.config.vocab_size),
+        stop=tuple(body.stop or ()),
+        tenant=tenant(request),
+        client=client(request),
+        **options,
+    )
+
+
+def sampling_of(body: TextRequest, vocab_size: int) -> Sampling:
+    """Return the sampling of a request. Raises ApiError for a bias of a token that the model doesn't have."""
     bias = {}
-    for name, value in (asked.logit_bias or {}).items():
+    for name, value in (body.logit_bias or {}).items():
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocab_size):
             raise bad(f"logit_bias: this model has no token {name[:40]!r}.", "logit_bias", "invalid_value")
         bias[int(name)] = value
-    fields_set = {name: getattr(asked, name) for name in SAMPLING}
-    return Sampling(**{name: value for name, value in fields_set.items() if value is not None}, logit_bias=bias)
+    options = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    return Sampling(**options, logit_bias=bias)
 
 
 def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:
@@ -69,7 +75,7 @@ def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:
 def check_gathered(
     request: HttpRequest, engine: Engine, requests: Sequence[Request], param: str, *, echo: bool = False
 ) -> None:
-    """Raises ApiError (400) where the answers to these, kept until they are whole, would take more than a request may."""
+    """Raise ApiError (400) if the answers, which are kept until they are whole, may have more numbers than allowed."""
     most = request.app.state.settings.max_gathered
     limit = engine.model.model.config.max_position_embeddings or sys.maxsize
     numbers = 0
@@ -86,9 +92,9 @@ def check_gathered(
 
 
 def start(request: HttpRequest, engine: Engine, requests: list[Request]) -> Reader:
-    """Submit them all. Raises ApiError: 429 where the queue is full, 400 for what can't be."""
+    """Submit them all. Raises ApiError: 429 if the queue is full, 400 for an impossible request."""
     state = request.app.state
-    reader = Reader(state.mailbox(), state.times, state.settings.ping_seconds)
+    reader = Reader(state.bridge(), state.latencies, state.settings.ping_seconds)
     try:
         reader.submit(engine, requests)
     except Busy as busy:
@@ -101,56 +107,23 @@ def start(request: HttpRequest, engine: Engine, requests: list[Request]) -> Read
 
 
 def refuse_when_full(engine: Engine) -> None:
-    """Raises ApiError (429) before any work is done for a request that would not be taken."""
+    """Raise ApiError (429) before any work is done for a request that would be refused."""
     try:
         engine.check_room()
     except Busy as busy:
         raise overloaded(busy.retry_after) from None
 
 
-def engine_request(
-    request: HttpRequest,
-    engine: Engine,
-    asked: Generation,
-    prompt: Ids,
-    *,
-    begin: Snapshot | None,
-    max_tokens: int,
-    logprobs: int | None,
-    boundaries: tuple[int, ...] = (),
-) -> Request:
-    return Request(
-        prompt=prompt,
-        max_tokens=max_tokens,
-        sampling=sampling_of(asked, engine.model.model.config.vocab_size),
-        n=asked.n or 1,
-        begin=begin,
-        stop=tuple(asked.stop or ()),
-        end_ids=frozenset() if asked.ignore_eos else None,
-        logprobs=logprobs,
-        boundaries=boundaries,
-        tenant=tenant(request),
-        client=client(request),
-    )
-
-
 def head_of(kind: str, name: str, engine: Engine) -> dict[str, Any]:
-    """What an answer, or each of its chunks, begins with."""
+    """Return the first fields of an answer, or of each of its chunks."""
+    key = engine.model.key
     return {
-        "id": new_id(kind),
+        "id": f"{kind}-{uuid4().hex}",
         "object": name,
-        "created": now(),
+        "created": int(time.time()),
         "model": engine.model.name,
-        "system_fingerprint": fingerprint_of(engine),
+        "system_fingerprint": f"fp_{key.fingerprint[:12]}_{key.weights}",
     }
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid4().hex}"
-
-
-def now() -> int:
-    return int(time.time())
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
@@ -163,10 +136,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def state_header(reader: Reader) -> dict[str, str]:
-    """How much of the prompt was not read again."""
+    """Return the header that says how much of the prompt was not read again."""
     usage = reader.usage
     return {"x-tarnn-state": f"hit={usage.cached_tokens}/{usage.prompt_tokens}"} if reader.begun else {}
-
-
-def fingerprint_of(engine: Engine) -> str:
-    return f"fp_{engine.model.key.fingerprint[:12]}_{engine.model.key.weights}"
