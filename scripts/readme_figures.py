@@ -10,18 +10,19 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
-BATCHES = ((1, (1024, 4096, 16384, 65536)), (32, (1024, 4096, 16384, 65536)))
-LENGTHS = (128, 256, 1024, 4096, 16384, 65536)
+TOKEN = (1, 16384)  # batch size, position
 
 
 def with_figures(text: str) -> str:
-    """The README with the times that were measured."""
-    text = with_rows(text, "| position | batch |", token_rows())
-    text = with_rows(text, "| t | tarnn, forward |", attention_rows())
+    """Return the README with the times that were measured."""
     text = with_rows(text, "| 2,048 tokens", layer_rows())
-    met = [target["met"] for target in page("attention")["targets"]]
-    verdict = f"{met.count(True)} met, {met.count(False)} missed"
-    text = re.sub(r"(goals for speed and memory): [\d.]+ met, \d+ missed", rf"\1: {verdict}", text)
+    text = re.sub(
+        r"takes [\d.]+ ms with a\nstate of [\d.]+ \wB; (.*?) takes [\d.,]+ ms with [\d.]+ \wB",
+        "takes {} ms with a\nstate of {}; \\1 takes {} ms with {}".format(*token_figures()),
+        text,
+    )
+    ours, softmax = attention_figures()
+    text = re.sub(r"8 heads of 64: [\d.]+ ms, and\n[\d.,]+ ms", f"8 heads of 64: {ours} ms, and\n{softmax} ms", text)
     at = results("generate")["256 × 8"]
     ours, int8, llama = (at["timings"][x]["ms"] / 128 for x in ("generate", "generate, int8", "generate, Llama"))
     parameters = at["parameters"]["tarnn"] / 1e6
@@ -34,43 +35,26 @@ def with_figures(text: str) -> str:
 
 
 def with_rows(text: str, head: str, rows: list[list[str]]) -> str:
-    """With these rows in place of those below the table's head, which begins so, and its rule."""
+    """Put these rows in place of those below the table's head, which begins so, and its rule."""
     lines = text.splitlines(keepends=True)
     begin = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
     end = next(i for i in range(begin, len(lines)) if not lines[i].startswith("|"))
     return "".join([*lines[:begin], *(f"| {' | '.join(row)} |\n" for row in rows), *lines[end:]])
 
 
-def token_rows() -> list[list[str]]:
-    """One token: time and bytes of state, linear and softmax, of `decode.py`."""
+def token_figures() -> list[str]:
+    """Return time and bytes of state of one token, linear and softmax, at one position, of `decode.py`."""
     points = results("decode")
-    by = {(name.split(",")[0], p["batch_size"], p["position"]): p for name, of in points.items() for p in of}
-    rows = []
-    for batch_size, position in ((b, t) for b, positions in BATCHES for t in positions):
-        row = [f"{position:,}", str(batch_size)]
-        for kind in ("linear", "softmax"):
-            p = by.get((kind, batch_size, position))
-            row += [f"{p['ms']:,.2f}", decimal_bytes(p["state_bytes"])] if p else ["no room", "–"]
-        rows.append(row)
-    return rows
+    by = {name.split(",")[0]: p for name, of in points.items() for p in of if (p["batch_size"], p["position"]) == TOKEN}
+    return [x for p in (by["linear"], by["softmax"]) for x in (f"{p['ms']:,.2f}", decimal_bytes(p["state_bytes"]))]
 
 
-PYTORCH = ("chunked", "specialised")
-
-
-def attention_rows() -> list[list[str]]:
-    """Attention, causal, d = 64, float32, of `attention.py`; of the ways in PyTorch the faster one, row by row."""
-    ms = {
-        (c["method"], c["t"], c["backward"]): c["ms"]
-        for c in results("attention")
-        if (c["d"], c["dtype"], c["causal"], c["layout"], c["cold"]) == (64, "float32", True, "heads-first", False)
-    }
-    ways = [(methods, backward) for backward in (False, True) for methods in (("native",), PYTORCH, ("sdpa",))]
-    rows = []
-    for t in LENGTHS:
-        times = [[x for method in methods if (x := ms.get((method, t, backward)))] for methods, backward in ways]
-        rows.append([f"{t:,}", *(f"{min(found):,.2f}" if found else "–" for found in times)])
-    return rows
+def attention_figures() -> list[str]:
+    """Return the times of causal attention, d = 64, float32, forward, of `attention.py`: ours and softmax's."""
+    shape = (64, 4096, "float32", True, "heads-first", False, False)
+    keys = ("d", "t", "dtype", "causal", "layout", "cold", "backward")
+    ms = {c["method"]: c["ms"] for c in results("attention") if tuple(c[key] for key in keys) == shape}
+    return [f"{ms['native']:,.2f}", f"{ms['sdpa']:,.2f}"]
 
 
 LAYERS = (
@@ -83,7 +67,7 @@ LAYERS = (
 
 
 def layer_rows() -> list[list[str]]:
-    """Linear layers in float32 on two threads, of `delta.py`, `convolution.py` and `scan.py`: ours, transformers'."""
+    """Return the times of linear layers in float32 on two threads: ours, transformers'."""
     rows = []
     for title, page, name, both in LAYERS:
         row = [title]
