@@ -100,7 +100,6 @@ TWICE = {  # "room: name": this list only shrinks
     "kernels: Call": "the record of one op's call, in a file of that op",
     "kernels: Outputs": "what a call returns",
     "kernels: Gradients": "what its backward returns",
-    "serving: Answer": "to be renamed",
 }
 OPENERS = {
     "from_pretrained", "from_config", "safe_open", "load_file", "load_model", "load_state_dict_from_url",

@@ -70,8 +70,7 @@ def serve(
 
     from tarnn.serving.engine import Engine
     from tarnn.serving.http.app import create_app
-    from tarnn.serving.http.keys import answered_names, check_proxies, read_keys
-    from tarnn.serving.http.settings import ServerSettings
+    from tarnn.serving.http.settings import ServerSettings, answered_names, check_proxies, read_keys
     from tarnn.serving.model import open_served
     from tarnn.serving.store import StateStore
 

@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http import bounded
+from tarnn.serving.http import server as server_module
 from tarnn.serving.http.app import create_app
-from tarnn.serving.http.bounded import BoundedProtocol
+from tarnn.serving.http.server import BoundedProtocol
 from tarnn.serving.http.settings import ServerSettings
 from tarnn.serving.model import open_served
 
@@ -185,7 +185,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_head_without_an_end_is_cut_off(monkeypatch):
     received = exchanged(HEAD + b"x: ", *[b"x" * 4096] * 2000)
     assert received == b"" or received.startswith(b"HTTP/1.1 400")
-    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.05)
     assert exchanged(HEAD) == b""
     assert exchanged() == b""
 

@@ -1,4 +1,4 @@
-"""Errors as clients of OpenAI's API know them: a status, and one object that says what was wrong."""
+"""Errors as clients of OpenAI's API know them: a status, and one object that describes the error."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """A request that is refused. message: a sentence; param: what is wrong in it; code: a word for programs."""
+    """A request is refused. message: a sentence; param: the wrong parameter; code: a word for programs."""
 
     def __init__(
         self,
@@ -47,13 +47,17 @@ class ApiError(Exception):
         return JSONResponse(self.content, self.status, self.headers)
 
 
+class ClientGone(Exception):
+    """The client closed its connection: nobody reads the answer."""
+
+
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """What the client can mend: 400."""
+    """Return a 400 error."""
     return ApiError(400, message, param=param, code=code)
 
 
 def overloaded(retry_after: float) -> ApiError:
-    """429: the queue is full. retry_after: seconds after which there may be room."""
+    """Return a 429 error: the queue is full. retry_after: seconds after which there may be room."""
     seconds = max(1, round(retry_after))
     return ApiError(
         429,
@@ -64,14 +68,14 @@ def overloaded(retry_after: float) -> ApiError:
 
 
 def unavailable() -> ApiError:
-    """503: no more requests are taken."""
+    """Return a 503 error: no more requests are taken."""
     return ApiError(
         503, "The server is stopping and takes no more requests.", code="unavailable", headers={"Retry-After": "5"}
     )
 
 
 def failed(reason: str = "") -> ApiError:
-    """500: ours, not the client's."""
+    """Return a 500 error."""
     return ApiError(500, reason or "The server failed; its log says why.", code="internal_error")
 
 
@@ -91,7 +95,15 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def unexpected(_: Request, __: Exception) -> Response:
-    """A bug: the log has its traceback, the client hears nothing of it. uvicorn closes the connection behind it."""
+    """Answer after a bug, whose traceback only the log has. uvicorn closes the connection then."""
     response = failed().response()
     response.headers["connection"] = "close"
     return response
+
+
+async def client_gone(_: Request, __: Exception) -> Response:
+    """Answer a client that is gone: for a log only."""
+    return Response(status_code=499)
+
+
+HANDLERS = {ApiError: api_error, HTTPException: http_error, ClientGone: client_gone, Exception: unexpected}

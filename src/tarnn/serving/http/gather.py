@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http.reader import ClientGone, Reader, watch
+from tarnn.serving.http.reader import Reader, watch
 from tarnn.serving.http.request_schemas import ChoicesRequest
 from tarnn.serving.http.sse import Chunks, EventStream, Style
 from tarnn.serving.http.to_engine import head_of, start, state_header, usage_of
@@ -80,9 +80,3 @@ async def as_json(
         return JSONResponse(build(), headers=headers)
     text = await asyncio.to_thread(lambda: "".join(WRITER.iterencode(build())))
     return Response(text, headers=headers, media_type="application/json")
-
-
-async def client_gone(_: HttpRequest, error: Exception) -> Response:
-    """Answer a client that is gone: for a log only."""
-    assert isinstance(error, ClientGone)
-    return Response(status_code=499)

@@ -1,4 +1,4 @@
-"""The page at `/`: a chat, or a text that goes on, in plain HTML, CSS and JavaScript that the browser takes from us alone."""
+"""The page at `/`: a chat, or a text that goes on, in plain HTML, CSS and JavaScript from this server alone."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 FOLDER = Path(__file__).with_name("page")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-# no script, style or request but those of this server, and no other page may frame this one
+# scripts, styles and requests of this server only, and no other page may frame this one
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -23,7 +23,7 @@ HEADERS = {
 
 
 def file_route(path: str, name: str) -> Route:
-    """One file of the page, read when the server starts."""
+    """Return the route of one file, which is read when the server starts."""
     file = FOLDER / name
     text = file.read_bytes()
 

@@ -8,17 +8,13 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http.errors import failed
+from tarnn.serving.http.errors import ClientGone, failed
 from tarnn.serving.http.operators import Latencies
 from tarnn.serving.request import Event, Request, Usage
 from tarnn.serving.stream import Stream
 
 STOPPED = "The server stopped before the answer was whole."
 Result = TypeVar("Result")
-
-
-class ClientGone(Exception):
-    """The client closed its connection: nobody reads the answer."""
 
 
 class AsyncBridge:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from tarnn.serving.http.errors import ApiError
-from tarnn.serving.http.reader import ClientGone, Reader, attended, watch
+from tarnn.serving.http.errors import ApiError, ClientGone
+from tarnn.serving.http.reader import Reader, attended, watch
 from tarnn.serving.http.request_schemas import StreamOptions
 from tarnn.serving.http.to_engine import usage_of
 from tarnn.serving.request import Event

@@ -7,8 +7,7 @@ import pytest
 
 from tarnn.errors import UserError
 from tarnn.serving.http.app import create_app
-from tarnn.serving.http.keys import answered_names, read_keys, tenant_of
-from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.http.settings import ServerSettings, answered_names, read_keys, tenant_of
 
 KEYS = ("first-key-of-the-file", "second-key-of-the-file")
 ASK = {"prompt": "x", "max_tokens": 1}

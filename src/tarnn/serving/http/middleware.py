@@ -1,6 +1,6 @@
-"""What every request passes before its route: an id, the names we answer to, a key, and whether we still take requests.
+"""Middleware of every request: its id, the names that the server answers to, keys, and the refusal while it drains.
 
-Plain ASGI: nothing stands between a route and its client's leaving.
+Plain ASGI, so that a route notices its client's disconnect.
 """
 
 import hashlib
@@ -14,15 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tarnn.serving.http import page
 from tarnn.serving.http.errors import ApiError, unavailable
-from tarnn.serving.http.keys import tenant_of
-from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.http.settings import ServerSettings, tenant_of
 
-OPEN = {"/health", "/ready", "/version", *page.PATHS}  # without a key: they tell nothing of anybody
+OPEN = {"/health", "/ready", "/version", *page.PATHS}  # without a key: they reveal nothing of any client
 LONGEST_ID = 128
 
 
-class Door:
-    """app: what is behind it. The state of the application counts the requests that are inside."""
+class AccessMiddleware:
+    """app: the next application. The state of the outermost one counts the running requests."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings):
         self.app, self.settings = app, settings
@@ -55,7 +54,7 @@ class Door:
             state.inside -= 1
 
     def _check_names(self, scope: Scope, headers: Headers) -> None:
-        """Against pages of others: a browser tells where a page is from, and by which name it found us."""
+        """Reject cross-origin requests and unknown Host headers."""
         host = headers.get("host", "")
         if self.settings.hosts is not None and without_port(host) not in self.settings.hosts:
             raise ApiError(
@@ -72,7 +71,7 @@ class Door:
             )
 
     def _tenant(self, scope: Scope, headers: Headers) -> tuple[str, bool]:
-        """Whose key it is, and whether it is the operator's. All keys are compared, each in constant time."""
+        """Return the tenant of a key, and whether it is the operator's. All keys are compared, each in constant time."""
         if not self._keys:
             return "", True
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -93,10 +92,10 @@ class Door:
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own, where it is a word; else a new one."""
-    given = headers.get("x-request-id", "")
-    sound = 0 < len(given) <= LONGEST_ID and given.isascii() and given.isprintable()
-    return given if sound else f"req-{uuid4().hex}"
+    """Return the client's own id if it is a word, else a new one."""
+    name = headers.get("x-request-id", "")
+    valid = 0 < len(name) <= LONGEST_ID and name.isascii() and name.isprintable()
+    return name if valid else f"req-{uuid4().hex}"
 
 
 def without_port(host: str) -> str:
