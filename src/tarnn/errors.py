@@ -6,7 +6,7 @@ class UserError(ValueError):
 
 
 class OneProcessError(UserError):
-    """What a process of several has met by itself: each one that has reports it, not only the first."""
+    """An error of one process among several: every process that has one reports it, not only the first."""
 
 
 NO_MEMORY = (  # what torch and numpy say where an allocation fails, or its size can't be a size

@@ -11,7 +11,7 @@ Kind = TypeVar("Kind", bound=type)
 
 
 class Named(NamedTuple):
-    """What a name stands for: a class, and options of it that the name implies."""
+    """The meaning of a name: a class, and the options that the name implies."""
 
     kind: Any
     implied: Mapping[str, Any]

@@ -123,7 +123,7 @@ class GatedDeltaAttention(RecurrentAttention):
         return (self.num_kv_heads, self.head_dim, self.head_dim), (width - 1, channels)
 
     def _inputs(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b t c"]:
-        """What is filtered: queries, keys and values side by side."""
+        """Return the input of the filter: queries, keys and values side by side."""
         return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
 
     def _vectors(self, filtered: Float[Tensor, "b t c"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +131,7 @@ class GatedDeltaAttention(RecurrentAttention):
         return self.heads(q, self.num_heads), self.heads(k, self.num_kv_heads), self.heads(v, self.num_kv_heads)
 
     def _gates(self, x: Float[Tensor, "b t hidden"]) -> dict[str, Any]:
-        """What the delta rule is told of each token, beside its vectors."""
+        """Return the delta rule's arguments per token that are no vectors: β and the log-decay."""
         beta = torch.sigmoid(widen(self.beta_proj(x))).mT
         return {"beta": beta, "log_decay": None if self.decay is None else self.decay(x), "normalize_qk": True}
 

@@ -218,8 +218,8 @@ class MultiHeadAttention(nn.Module):
         return self.dropout(self.o_proj(o.to(dtype).transpose(1, 2).flatten(2)))
 
     def parts(self, plan: Any) -> dict[str, Any]:
-        """What every kind of attention has to say in `describe(plan)`, the description of a layer for the fused step (see
-        `tarnn.decoding.plan`); a kind without that method has no fused step."""
+        """Return the part of `describe(plan)` that all kinds of attention share: a layer's description for the fused step (see
+        `tarnn.decoding.plan`). A kind without that method has no fused step."""
         if not self.causal:
             raise plan.refusal(self, "sees both sides")
         plan.add(self.dropout)

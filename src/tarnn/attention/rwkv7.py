@@ -17,7 +17,7 @@ NORM_EPS = 64e-5
 
 
 class Vectors(NamedTuple):
-    """What RWKV-7 makes of tokens: all of it per head but the gate of the output."""
+    """The vectors that RWKV-7 computes per token: per head, except the gate of the output."""
 
     r: Float[Tensor, "b h t d"]
     k: Float[Tensor, "b h t d"]

@@ -11,12 +11,12 @@ AMOUNT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)")
 
 
 def num_bytes(text: str, option: str) -> int:
-    """Of "500MB", "1.5 GiB" or a plain number. UserError names the option."""
+    """Read "500MB", "1.5 GiB" or a plain number as bytes. UserError names the option."""
     return int(amount(text, BYTES, f"{option} must be a number of bytes, such as 500MB or 20GB"))
 
 
 def num_seconds(text: str, option: str) -> float:
-    """Of "90s", "30m", "12h" or "7d". UserError names the option."""
+    """Read "90s", "30m", "12h" or "7d" as seconds. UserError names the option."""
     return amount(text, SECONDS, f"{option} must be a time, such as 90s, 30m, 12h or 7d")
 
 

@@ -25,7 +25,7 @@ from tarnn.tasks.checkpoint import open_tokenizer
 
 @dataclass(frozen=True)
 class Request:
-    """What `tarnn generate` is to do with a model of text; the fields are its options."""
+    """The options of `tarnn generate` for a model of text."""
 
     checkpoint: Path
     prompt: str | None = None

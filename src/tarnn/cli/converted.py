@@ -1,4 +1,4 @@
-"""What the commands do with a folder that `tarnn convert` wrote."""
+"""The commands' parts for a folder that `tarnn convert` wrote."""
 
 import warnings
 from pathlib import Path
@@ -52,7 +52,7 @@ def continue_converted(
 
 
 def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:
-    """What a converted classifier or masked model says of each text, as `tarnn predict` has it of tarnn's own models."""
+    """Predict with a converted classifier or masked model, with results as `tarnn predict` gives them for tarnn's own models."""
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.data.saved_tokenizer import check_ids
     from tarnn.data.tokenizers import byte_tokenizer
@@ -76,7 +76,7 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
 
 
 def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str, Any]:
-    """What `tarnn info` tells of a converted model, as JSON has it."""
+    """Collect the facts of `tarnn info` about a converted model, as JSON has them."""
     from tarnn.conversion.opening import open_pretrained
     from tarnn.conversion.options import AttentionOptions, converted_layers
     from tarnn.huggingface.why_not_fused import why_not_fused
@@ -131,7 +131,7 @@ def bytes_of(layer: dict[str, Any], length: int, size: int) -> int:
 
 
 def converted_text(facts: dict[str, Any]) -> str:
-    """The same for the eye."""
+    """Format the facts as a page."""
     rows = {
         "model": f"{facts['converted']}, converted",
         "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",

@@ -163,7 +163,7 @@ def track_batches(batches: Any, total: int, report: Log) -> Any:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """The same for the eye."""
+    """Format the facts as a page."""
     rows = {"model": f"{facts['checkpoint']} ({facts['task']})", "data": facts["data"]}
     rows |= {name.replace("_", " "): number(name, x) for name, x in facts.items() if isinstance(x, float)}
     error = rows.pop("standard error", None)

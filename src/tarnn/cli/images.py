@@ -26,7 +26,7 @@ HIDDEN = 127  # the shade of what a completion does not see
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """What `tarnn generate` is to do with a model of images; the fields are its options."""
+    """The options of `tarnn generate` for a model of images."""
 
     out: Path = Path("images.png")
     num_samples: int = 16

@@ -104,7 +104,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
 
 
 def state_bytes(model: Any, length: int) -> int:
-    """Of one sequence of that length."""
+    """Count the bytes of state of one sequence of that length."""
     return sum(state.nbytes for x in model.model.layers for state in x.new_states(1, capacity=length))
 
 
@@ -124,7 +124,7 @@ def layer_facts(model: Any, i: int) -> dict[str, Any]:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """The same for the eye."""
+    """Format the facts as a page."""
     config = facts["config"]
     limit = config["max_position_embeddings"]
     rows = {
@@ -142,7 +142,7 @@ def as_text(facts: dict[str, Any]) -> str:
 
 
 def image_rows(config: dict[str, Any]) -> dict[str, str]:
-    """What a model of images is of; nothing for one of text."""
+    """Return the rows about a model's images; none for a model of text."""
     if "image_height" not in config:
         return {}
     classes = f", {config['num_classes']} classes" if config["num_classes"] else ""

@@ -1,4 +1,4 @@
-"""What tarnn runs on here: versions, processor, threads, and the backend of each op."""
+"""Report what tarnn runs on here: versions, processor, threads, and the backend of each op."""
 
 import os
 import platform
@@ -44,7 +44,7 @@ def transformers_version() -> dict[str, str]:
 
 
 def processor() -> str:
-    """What Linux says; elsewhere what Python knows."""
+    """Return the processor's name from Linux; elsewhere what Python knows."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -60,7 +60,7 @@ def accelerator() -> str | None:
 
 
 def machine_text(facts: dict[str, Any]) -> str:
-    """The same for the eye."""
+    """Format the facts as a page."""
     rows = {
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
         "system": facts["system"],

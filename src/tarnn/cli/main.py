@@ -121,7 +121,7 @@ def fail(message: object) -> int:
 
 
 def fail_of_model(error: Exception) -> int:
-    """The same for what the code of transformers raised over a model; any other error is a bug, and goes on."""
+    """Report an error that the code of transformers raised over a model; any other error is a bug, and is raised again."""
     if os.environ.get("TARNN_TRACEBACK") or not is_of_transformers(error):
         raise error
     return fail(

@@ -1,4 +1,4 @@
-"""What `tarnn info` tells of a model, for the eye: a row for each fact, and a table of memory by length."""
+"""Format what `tarnn info` knows of a model: a row for each fact, and a table of memory by length."""
 
 LENGTHS = [1024, 4096, 16384, 65536]  # tokens, where nobody asks for others
 

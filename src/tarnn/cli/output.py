@@ -57,5 +57,5 @@ def same_stream() -> bool:
 
 
 def leave_stdout() -> None:
-    """What is left in stdout's buffer goes nowhere, or Python would try again when it exits, and complain."""
+    """Redirect stdout to devnull so that Python does not raise BrokenPipeError at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

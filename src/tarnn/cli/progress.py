@@ -15,7 +15,7 @@ EVERY = 5.0
 def progress(
     steps: Iterable[T], total: int | None, text: str, report: Log | None, *, size: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:
-    """The same steps. `total`: the sum of their sizes, where it is known."""
+    """Yield the same steps, and report progress. `total`: the sum of their sizes, if it is known."""
     quiet = report is silent
     if sys.stderr.isatty() and not quiet:
         from rich.console import Console

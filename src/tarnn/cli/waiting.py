@@ -21,5 +21,5 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def described(environment: Mapping[str, str] = os.environ) -> str:
-    """What is set, as "GOMP_SPINCOUNT=1000, KMP_BLOCKTIME=1"; "OpenMP's default" for nothing."""
+    """Return the settings, as "GOMP_SPINCOUNT=1000, KMP_BLOCKTIME=1"; "OpenMP's default" if there are none."""
     return ", ".join(f"{name}={environment[name]}" for name in CHOICES if name in environment) or "OpenMP's default"

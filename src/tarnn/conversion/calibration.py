@@ -1,4 +1,4 @@
-"""What each head of a pretrained model loses by hybrid attention, and the map and λ that minimise it.
+"""Measure what each head of a pretrained model loses by hybrid attention, and find the map and λ that minimise it.
 
 Everything here measures softmax attention as the model itself runs it (teacher-forced): a layer's inputs are those of the
 original. Logits are formed block by block of queries, so that memory stays linear in the length.

@@ -1,4 +1,4 @@
-"""What each head computes after a conversion: features, its window alone, or softmax over all keys."""
+"""Choose what each head computes after a conversion: features, its window alone, or softmax over all keys."""
 
 from collections.abc import Mapping, Sequence
 
@@ -48,7 +48,7 @@ def choose(
 def measure(
     model: PreTrainedModel, rows: Sequence[Row], layers: Mapping[int, LayerStatistics], keys: ExactKeys
 ) -> list[LayerReport]:
-    """What each head loses by each of its choices."""
+    """Measure the loss of each head for each of its choices."""
     size, length = next(model.parameters()).element_size(), max(map(length_of, rows))
     wide = {i: widened(keys, layer, size) for i, layer in layers.items()}
     with capturing(model, lambda i, inputs: layers[i].add_errors(inputs, keys, wide[i])):

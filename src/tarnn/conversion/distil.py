@@ -1,4 +1,4 @@
-"""What a converted model is trained on: its own softmax attention, layer by layer or through its logits.
+"""Losses of a converted model against its own softmax attention, layer by layer or through its logits.
 
 Stage 1 trains maps and λ alone. A layer's inputs are the original's, and its loss per head is
 

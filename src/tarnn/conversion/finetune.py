@@ -111,7 +111,7 @@ def exact_keys(model: PreTrainedModel) -> ExactKeys:
 def distillation(
     model: PreTrainedModel, train: str, keys: ExactKeys, steps: int, drop_window: bool, rows: Sequence[Row]
 ) -> Distillation:
-    """What is trained, and its loss."""
+    """Choose the parameters to train, and their loss."""
     if train == "maps":
         add_features(model, keys, rows)
         return MapLosses(model, keys)

@@ -1,4 +1,4 @@
-"""What a model loses by its conversion, on rows that it was not calibrated on."""
+"""Measure the loss by a conversion on rows that were not used for calibration."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

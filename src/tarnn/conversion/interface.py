@@ -137,7 +137,7 @@ def hybrid(defaults: AttentionOptions, call: Call) -> Tensor | None:
 
 
 def layer_of(call: Call) -> LayerAttention:
-    """What `set_options` gave the layer, or the defaults."""
+    """Return the layer's options as `set_options` set them, or the defaults."""
     if (layer := child_of(call.module)) is not None:
         return layer
     if getattr(getattr(call.module, "config", None), KEY, None):

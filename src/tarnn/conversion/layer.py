@@ -119,7 +119,7 @@ class LayerAttention(nn.Module):
         return self.merge_heads(outputs), HeadStates(tuple(states)) if return_state else None
 
     def describe(self, plan: Any, *, window: int, sinks: int, far_until: int | None) -> dict[str, Any]:
-        """What this adds to the description of its attention module, for the fused step (see `tarnn.decoding.plan`)."""
+        """Return this layer's part of its attention module's description for the fused step (see `tarnn.decoding.plan`)."""
         phi, d = self.feature_map, self.heads.d
         rings: dict[str, Any] = {"window": window, "sinks": sinks, "far_until": far_until}
         if phi is None:  # far keys have no weight

@@ -1,4 +1,4 @@
-"""What each attention layer of a converted model computes: options in its config, parameters in the layer itself.
+"""Options of the attention layers of a converted model: in its config, and as parameters in the layer itself.
 
 `set_options` gives every attention module of a model a child, `tarnn`: a `LayerAttention` with the layer's feature map and
 its λ per head. They are parameters and buffers like any others: trained, moved and saved with the model.
@@ -22,7 +22,7 @@ CHILD = "tarnn"  # of an attention module
 
 
 class AttentionOptions(NamedTuple):
-    """What one layer computes.
+    """Options of one layer.
 
     window: keys at a distance of less than this are exact. sinks: number of first keys kept exact. slots: number of keys
         kept exact among those that have left the window: those that the features approximate worst.
@@ -74,12 +74,12 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def child_of(module: nn.Module) -> LayerAttention | None:
-    """What `set_options` gave an attention module."""
+    """Return the child that `set_options` gave an attention module, if any."""
     return cast("LayerAttention | None", module._modules.get(CHILD))
 
 
 def converted_layers(model: nn.Module) -> dict[int, LayerAttention]:
-    """What `set_options` gave the attention modules, by their number."""
+    """Return the children that `set_options` gave the attention modules, by layer number."""
     children = enumerate(map(child_of, attention_layers(model)))
     return {i: child for i, child in children if child is not None}
 
@@ -138,7 +138,7 @@ def with_options(stored: Mapping, options: Mapping, layers: Iterable[int] | None
 
 
 def options_in(stored: Mapping, layer: int) -> dict[str, Any]:
-    """What the config says of one layer."""
+    """Return the options of one layer from the config."""
     common = {key: value for key, value in stored.items() if key != "layers"}
     return common | stored.get("layers", {}).get(str(layer), {})
 

@@ -49,7 +49,7 @@ class CacheState:
 
 
 def held_by(layer: Any) -> Iterator[Any]:
-    """What a layer of a cache holds: its state, or the tensors of transformers' own."""
+    """Yield the contents of a cache's layer: its state, or the tensors of transformers' own layer."""
     if isinstance(layer, HybridCacheLayer):
         yield from () if layer.state is None else (layer.state,)
         return
@@ -99,7 +99,7 @@ class ConvertedText(nn.Module):
 
     @property
     def fastest_step(self) -> tuple[Step, str]:
-        """What makes token after token, and its name, with why it is not a faster one."""
+        """Return the fastest step function, and its name with the reason why it is not a faster one."""
         if self.fused is not None:
             return self.fused, f"fused step ({self.fused.weights} weights)"
         return (

@@ -1,3 +1,3 @@
-"""What runs a model: the token loop, samplers, streaming, the fused step, state files."""
+"""Run a model: the token loop, samplers, streaming, the fused step, state files."""
 
 from tarnn.decoding.choice import fastest_step as fastest_step

@@ -7,7 +7,7 @@ from tarnn.data.tokenizers import byte_characters
 
 
 class ByteTable(dict[int, tuple[bytes, str | None]]):
-    """What each token stands for: its bytes, and its text where these are whole characters; filled as tokens come.
+    """A table of each token's bytes, and of its text where these are whole characters; filled as tokens come.
 
     Call it with ids, as a tokenizer's `decode`. Special tokens stand for nothing, and neither do ids without a token.
     """

@@ -1,4 +1,4 @@
-"""What a row draws, in float64 and with no thought of speed: the definition of the compiled kernel in csrc/draws.
+"""Draw the token of a row in float64, slowly: the definition of the compiled kernel in csrc/draws.
 
     x = logits, less likely where a token was had (penalties), plus a bias
     e_i = exp((x_i − max x) / temperature), 0 where a filter drops the token

@@ -23,7 +23,7 @@ NONE_WANTED = -1
 
 
 class SamplingLike(Protocol):
-    """What `RowSampling.put` reads; `Sampling` of the server has it."""
+    """The attributes that `RowSampling.put` reads; the server's `Sampling` has them."""
 
     @property
     def temperature(self) -> float: ...
@@ -142,11 +142,11 @@ class RowSampling:
                 table[target] = table[source]
 
     def most_wanted(self, b: int) -> int:
-        """Of how many likeliest tokens one of the first b rows wants logarithms; −1: none wants any."""
+        """Return the largest `top_logprobs` requested by the first b rows; −1 if none."""
         return int(self.whole[:b, LIKELIEST].max(initial=NONE_WANTED))
 
     def way(self, row: int) -> Way:
-        """What the definition takes."""
+        """Return the sampling options of one row as the definition takes them."""
         temperature, top_p, min_p, repetition, frequency, presence = self.numbers[row].tolist()
         seed, choice, position, top_k, _, biased = self.whole[row].tolist()
         counts = had = None
@@ -158,7 +158,7 @@ class RowSampling:
         )
 
     def _as_tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """The same memory as the kernel takes it."""
+        """Return the same memory as tensors, for the kernel."""
         counts, had, bias = (None if x is None else torch.from_numpy(x) for x in (self.counts, self.had, self.bias))
         return torch.from_numpy(self.numbers), torch.from_numpy(self.whole), counts, had, bias
 
@@ -193,7 +193,7 @@ def _by_kernel(logits: Tensor, rows: RowSampling) -> Drawn:
 
 
 def by_definition(logits: Tensor, rows: RowSampling) -> Drawn:
-    """The same in Python and float64, row by row."""
+    """Draw by the definition, in Python and float64, row by row."""
     b = len(logits)
     numbers = logits.numpy()
     tokens = [drawn(numbers[i], rows.way(i)) for i in range(b)]

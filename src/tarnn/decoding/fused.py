@@ -249,7 +249,7 @@ class FusedStep:
         return None, places
 
     def _rows(self, state: ModelState, positions: Tensor, sequences: Tensor | None = None) -> Tensor | None:
-        """What tokens have beyond the tables, (n, hidden): their row's class, and their position where no table has it.
+        """Return what is added to the embeddings, (n, hidden): the row's class, and the position where no table has it.
 
         sequences: the row of each token; None: one token of each row.
         """

@@ -15,7 +15,7 @@ NO_END = 2**62
 
 
 class Hybrid(NamedTuple):
-    """What each key head sees: sinks and a window of keys, and beyond them features, nothing, or all keys.
+    """The keys that each key head attends to: sinks and a window, and beyond them features, nothing, or all keys.
 
     The features of queries are those of `Attention`; heads are counted among those that reach features.
     """

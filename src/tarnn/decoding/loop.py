@@ -22,7 +22,7 @@ PIECE = 1024  # tokens of a prompt read at once: memory is that of one piece, ho
 
 
 def prefill_of(step: Step, model: Any) -> Step:
-    """What reads many tokens at once, (b, t): a fused step's `prefill`, or `model.prefill` for steps that read one alone."""
+    """Return the function that reads many tokens at once, (b, t): a fused step's `prefill`, or else `model.prefill`."""
     return getattr(step, "prefill", model.prefill)
 
 

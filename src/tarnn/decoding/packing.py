@@ -37,7 +37,7 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
 
 
 def _key(frequencies: Tensor) -> Any:
-    """Of float32 frequencies angles are float32, too."""
+    """Key of a rotary table; float32 frequencies give float32 angles, so the dtype is part of it."""
     return frequencies.dtype, *frequencies.tolist()
 
 

@@ -1,4 +1,4 @@
-"""What a plan is made of: records of what modules of one kind compute, with their own weights and numbers."""
+"""Records of a plan: each says what modules of one kind compute, with their own weights and numbers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -34,7 +34,7 @@ class Product(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """Of vectors divided by the root of their mean square (centred: of their variance) + eps."""
+    """RMSNorm, or LayerNorm if `centred`; eps is added to the mean square (variance)."""
 
     gain: Tensor
     bias: Tensor | None = None
@@ -130,7 +130,7 @@ class Attention(NamedTuple):
 
     @property
     def all_features(self) -> list[Features]:
-        """Those of queries and keys; where these differ, first those of queries."""
+        """Feature maps of queries and keys: one if shared, otherwise [queries, keys]."""
         return [x for x in (self.features, self.hybrid and self.hybrid.keys) if x is not None]
 
     def shapes(self, hidden: int) -> Shapes:
@@ -180,7 +180,7 @@ class FeedForward(NamedTuple):
 
 
 class Mixer(Protocol):
-    """What stands in the place of `Attention` where a layer is of another kind."""
+    """Base of the records that replace `Attention` in layers of another kind."""
 
     @property
     def kind(self) -> str:

@@ -93,7 +93,7 @@ class PixelLoop:
 
     @property
     def images(self) -> UInt8[Tensor, "b height width channels"]:
-        """What was drawn so far, 0 where nothing was yet."""
+        """Return the images as far as they are drawn, 0 for values to come."""
         config = self.model.config
         values = self.tokens[:, 1:].masked_fill(self.tokens[:, 1:] == START, 0).to(torch.uint8)
         return values.view(-1, config.image_height, config.image_width, config.num_channels)

@@ -48,7 +48,7 @@ def describe_norm(module: Any, plan: "Plan") -> Norm:
 
 
 def describe_nothing(module: nn.Module, plan: "Plan") -> None:
-    """Of what changes no number."""
+    """Describe a module that changes no number."""
 
 
 OF_TORCH: dict[type, Callable[..., Any]] = {
@@ -114,7 +114,7 @@ class Plan:
         return describe(module, self, *facts, **named)
 
     def refusal(self, part: Any, why: str) -> Refusal:
-        """What to raise for a part of the model: its place, its class, and why not."""
+        """Return the error for a part of the model: its place, its class, and why it is refused."""
         place = next((name or "the model" for name, x in self.model.named_modules() if x is part), "a part")
         return Refusal(f"{place} ({type(part).__name__}) {why}")
 
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def attentions(self) -> list[Attention]:
-        """Of the layers that have queries, keys and values, and no kind of their own."""
+        """Attention records of the layers that use softmax, linear, hybrid or no attention."""
         return [x.attention for x in self.layers if isinstance(x.attention, Attention)]
 
     def _check_sizes(self) -> None:

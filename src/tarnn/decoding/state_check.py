@@ -63,7 +63,7 @@ def _fits(layer: State, row: State, batch_size: int) -> bool:
 
 
 def _fit(rows: Sequence[KVCache], wanted: KVCache) -> bool:
-    """The same for caches of single rows: a server has many, and looks at them whenever its rows change."""
+    """Compare caches of single rows with the wanted one; a server does so whenever its rows change."""
     _, g, _, d = wanted.k.shape
     return all(
         x.shape == (1, g, cache.capacity, d)

@@ -53,7 +53,7 @@ class StreamingDecoder:
         return new
 
     def finish(self) -> str:
-        """What was held back, as it stands: the stream is over, nothing will complete it."""
+        """Return the text that was held back: the stream is over, nothing will complete it."""
         text = self._decode(self._window)
         new = text[self._shown :]
         self._shown = len(text)
@@ -89,7 +89,7 @@ class ByteDecoder:
         return self._decode(data) if self._half or text is None else text
 
     def finish(self) -> str:
-        """What was held back, as it stands: the stream is over, nothing will complete it."""
+        """Return the text that was held back: the stream is over, nothing will complete it."""
         half, self._half = self._half, b""
         return half.decode("utf-8", "replace")
 

@@ -149,8 +149,8 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def projected(self, q: Tensor, k: Tensor) -> Projected | None:
-        """What a kernel needs to compute the features of q (b, h, t, d) and k (b, g, s, d); None if only `queries` and
-        `keys` can."""
+        """Return the numbers by which a kernel computes the features of q (b, h, t, d) and k (b, g, s, d); None if only
+        `queries` and `keys` can."""
         return None
 
     def describe(self, plan: Any, head_dim: int) -> Any:

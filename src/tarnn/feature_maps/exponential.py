@@ -79,8 +79,8 @@ class ExponentialMap(SoftmaxKernelMap):
         return Exponents(x, offset, self.omega, mirrored=self.mirrored)
 
     def projection(self, dtype: torch.dtype) -> Projection | None:
-        """The same for kernels, without a copy of x; None if it has no such form. Parameters are float32, or float64 if
-        dtype is."""
+        """Return the map as numbers for kernels, which need no copy of x; None if it has no such form. Parameters are float32,
+        or float64 if dtype is."""
         omega = self.omega.to(wide(dtype))
         omega = torch.cat([omega, -omega]) if self.mirrored else omega
         offset = -0.5 * math.log(self.num_features(self.head_dim))

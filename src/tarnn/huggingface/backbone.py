@@ -97,7 +97,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
 
 
 class TarnnPreTrainedModel(PreTrainedModel):
-    """What transformers must know: the config's class, initial weights, modules that may not be split."""
+    """Base class that tells transformers the config's class, initial weights, and modules that may not be split."""
 
     config: TarnnConfig
     config_class: Any = TarnnConfig

@@ -169,7 +169,7 @@ def _parts(cache: Cache) -> list[StateLayer]:
 def first_positions(
     position_ids: Tensor | None, attention_mask: Tensor | None, past: int, input_ids: Tensor
 ) -> Tensor | None:
-    """Of each row's first token that is no padding, (b,). None where the positions of the others don't follow on it."""
+    """Return the position of each row's first token that is no padding, (b,); None unless the later positions are consecutive."""
     b, t = input_ids.shape
     counted = positions_in(attention_mask, None, past, t, input_ids.device).expand(b, t)
     if position_ids is None:
@@ -278,8 +278,8 @@ def active(model: nn.Module) -> FusedForward | None:
 
 
 def enable_by_default(model: Any) -> AbstractContextManager[None]:
-    """What `generate` enters: a fused step of the weights as they are now, in the format that was entered; else in float32,
-    where short texts do without."""
+    """Return the context for `generate`: use the weight format of the enclosing `fused_forward`, or float32, which is packed
+    only after the warm-up tokens."""
     if (entered := active(model)) is not None:
         return fused_forward(model, entered.weights)
     size = sum(x.nbytes for x in model.parameters())

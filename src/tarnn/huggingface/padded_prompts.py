@@ -68,7 +68,7 @@ class _Streamer:
 
 
 def with_prompts(outputs: Any, prompts: Tensor) -> Any:
-    """What `generate` returned, with the prompts (b, t) as they were given."""
+    """Put the prompts (b, t), as they were given, back into the outputs of `generate`."""
     texts = outputs if isinstance(outputs, Tensor) else outputs.sequences
     texts[:, : prompts.shape[1]] = prompts.repeat_interleave(len(texts) // len(prompts), 0)
     return outputs

@@ -29,7 +29,7 @@ class Stretch(NamedTuple):
 
 
 class Past:
-    """What a recurrent state needs to forget its last tokens: states of before, and the tokens since then.
+    """A record by which a recurrent state can forget its last tokens: earlier states, and the tokens since then.
 
     Of tokens read one by one, one state in 16 is kept. What lies more than 64 tokens back is let go, stretch by stretch.
     """
@@ -169,7 +169,7 @@ def check_crop_of(cache: Cache, tokens_to_remove: int) -> None:
 
 
 def _undo_of(layer: Any) -> Any:
-    """What knows how a layer goes back: itself, or what a patched model has left there."""
+    """Return the object that rewinds a layer: the layer itself, or the one that a patched model has left there."""
     return getattr(layer, "tarnn_undo", layer)
 
 

@@ -1,4 +1,4 @@
-"""What differs between the versions of transformers that tarnn runs with: the one file that knows.
+"""Differences between the versions of transformers that tarnn runs with: no other file knows them.
 
 The rest of tarnn speaks as transformers 5.24 does: what holds the past is `cache`, as an argument and in outputs. Before, it was
 `past_key_values`, and `cache_params` in Mamba's relatives. Whoever calls our models may use any of the three.
@@ -40,7 +40,7 @@ def cache_name(function: Callable) -> str:
 
 
 def role(name: str) -> str:
-    """What an argument is, by whatever name: `cache` for a cache."""
+    """Return an argument's role, whatever its name: `cache` for a cache."""
     return "cache" if name in OLD_NAMES else name
 
 
@@ -129,7 +129,7 @@ def head_with_one_name(original: Callable) -> Callable:
 
 
 def inputs_by_one_name(original: Callable) -> Callable:
-    """What `forward` is called with in `generate`, whose cache has the name that the model knows."""
+    """Make `forward` take the cache in `generate` by the name that the model knows."""
 
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:

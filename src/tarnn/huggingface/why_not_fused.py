@@ -1,4 +1,4 @@
-"""Who wonders why `generate` is slow asks here."""
+"""Explain why a model has no fused step."""
 
 from typing import Any
 

@@ -191,7 +191,7 @@ class Backbone(Recurrent):
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     def embed(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
-        """What enters the first block, (b, t, hidden); of reversible ones, in each of both streams, (b, t, 2·hidden)."""
+        """Return the input of the first block, (b, t, hidden); for reversible blocks both streams, (b, t, 2·hidden)."""
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_positions is not None:
             embedded = self.embed_positions(positions).to(x.dtype)

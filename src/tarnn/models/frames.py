@@ -40,7 +40,7 @@ class Frames(nn.Module):
         return self(frames), state
 
     def new_state(self, batch_size: int) -> tuple[Tensor, ...]:
-        """What positions need of the frames before a piece: here nothing."""
+        """Return what positions need of the frames before a piece: here nothing."""
         return ()
 
     def checked(self, frames: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def _versions(blocks: Sequence[nn.Module]) -> list[tuple[int, int]]:
 
 
 class _Precision:
-    """What autocast does now, but for its cache of cast weights: some versions of torch hand on those without a gradient."""
+    """Restore the current autocast settings without its weight cache, which some torch versions fill with detached weights."""
 
     def __init__(self, kind: str):
         self.kind = kind

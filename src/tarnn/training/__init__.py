@@ -1,1 +1,1 @@
-"""What the Trainer needs from us: safe checkpoints, bits per byte, a budget of minutes, a log."""
+"""Additions to transformers' Trainer: safe checkpoints, bits per byte, a budget of minutes, a log."""

@@ -25,7 +25,7 @@ PARTIAL, DOOMED = ".partial", ".doomed"  # folders being written, being deleted
 
 @dataclass
 class RunState:
-    """What a run must remember beside weights, optimizer and random states."""
+    """The state of a run beside weights, optimizer and random states."""
 
     step: int = 0
     seconds: float = 0.0  # of training, interruptions left out

@@ -23,7 +23,7 @@ def evaluate(
     batches: Sequence[dict[str, torch.Tensor]],
     track: Callable[[Any, int], Any] = lambda steps, total: steps,
 ) -> dict[str, Any]:
-    """What the batches cost a model: the measure of the task's unit, its rates, and its details.
+    """Evaluate a model on batches: the measure of the task's unit, its rates, and its details.
 
     track(batches, their number) is what the batches pass through: a place for a progress bar.
     """

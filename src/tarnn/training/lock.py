@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def holder(path: Path) -> str:
-    """Who holds the lock, as far as is known."""
+    """Return the holder of the lock, as far as it is known."""
     try:
         who = json.loads(path.read_text())
         return f" (process {who['pid']}, since {who['since']})"

@@ -23,7 +23,7 @@ def check_new(out: Path) -> None:
 
 
 def check_trained(out: Path, resume: bool) -> None:
-    """The same where a training may be resumed, or was killed before its first checkpoint."""
+    """Check a folder in which a training may be resumed, or was killed before its first checkpoint."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a new folder.")
     if not resume and out.exists() and not is_only_begun(out):

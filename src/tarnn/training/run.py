@@ -224,7 +224,7 @@ def best_rates(log: Path, step: int | None, names: tuple[str, ...]) -> dict[str,
 
 
 def add_callbacks(trainer: SafeTrainer, settings: RunSettings, status: StatusLine) -> None:
-    """What happens between steps: time and validation, draws, signals, the log, the progress bar."""
+    """Add what happens between steps: time and validation, draws, signals, the log, the progress bar."""
     args, model = trainer.args, cast(nn.Module, trainer.model)
     if trainer.batches is not None:
         args.eval_strategy = IntervalStrategy.STEPS

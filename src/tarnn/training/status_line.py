@@ -1,4 +1,4 @@
-"""What one sees while a model trains: a bar on a terminal, elsewhere a line now and then."""
+"""Show the progress of a training: a bar on a terminal, elsewhere a line now and then."""
 
 import sys
 import time

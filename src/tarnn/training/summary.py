@@ -1,4 +1,4 @@
-"""What a run resolved to: for the eye before it starts, and for settings.json."""
+"""Summarise the resolved settings of a run: as a page before it starts, and for settings.json."""
 
 import platform
 from typing import Any

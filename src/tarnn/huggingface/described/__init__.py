@@ -1,4 +1,4 @@
-"""What the fused step is told of transformers' modules, a file for each family."""
+"""Descriptions of transformers' modules for the fused step, one file per family."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What language models of transformers have in common, as the fused step is told of it."""
+"""Describe for the fused step what language models of transformers have in common."""
 
 from typing import Any
 

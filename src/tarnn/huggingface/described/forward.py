@@ -18,7 +18,7 @@ from tarnn.ops import KVCache, State
 
 
 class _Written(NamedTuple):
-    """What a step left in a cache: a state for each layer, the views of it that the layers got, and which tokens count."""
+    """The result of a step in a cache: a state per layer, the layers' views of it, and which tokens count."""
 
     states: Sequence[Any]
     tensors: list[tuple[Tensor, ...]]
@@ -91,7 +91,7 @@ def _has_gaps(cache: Any, mask: Tensor, ids: Tensor) -> bool:
 
 
 def _tensors(layer: Any) -> tuple[Tensor, ...]:
-    """What a layer of a cache holds; nothing before the first token."""
+    """Return the tensors of a cache's layer; none before the first token."""
     if isinstance(layer, DynamicLayer):
         return (cast(Tensor, layer.keys), cast(Tensor, layer.values)) if layer.is_initialized else ()
     return (layer.conv_states[0], layer.recurrent_states[0]) if layer.has_previous_state[0] else ()

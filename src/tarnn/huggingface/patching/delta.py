@@ -52,7 +52,7 @@ def delta_token(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for one token. Without gradients the cache's own state is written to."""
+    """Compute the gated delta rule of one token. Without gradients the cache's own state is written to."""
     if query.shape[1] != 1 or initial_state is None or recording() is not None:
         states = {"initial_state": initial_state, "output_final_state": output_final_state}
         kwargs |= {**states, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}

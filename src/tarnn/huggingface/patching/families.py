@@ -109,7 +109,7 @@ MAMBA_1_HEAD = (
 
 
 def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
-    """What the first makes of what the second makes of … the original."""
+    """Compose wrappers; the first is the outermost."""
     return lambda original: functools.reduce(lambda inner, outer: outer(inner), reversed(replace), original)
 
 

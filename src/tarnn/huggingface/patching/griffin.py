@@ -93,7 +93,7 @@ def _states(block: Any, x: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gates(lru: Any, x: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
-    """What enters the recurrence, and its logarithmic decay, both (b, t, c). reset (b, t): a text begins there."""
+    """Return the recurrence's input and its log-decay, both (b, t, c). reset (b, t): True where a text begins."""
     square_root = sys.modules[type(lru).__module__].SqrtBoundDerivative.apply  # whose gradient stays finite
     b, t, c = x.shape
     heads = x.reshape(b * t, lru.num_attention_heads, lru.block_width).transpose(0, 1)

@@ -12,7 +12,7 @@ from tarnn.huggingface.versions import role
 
 
 class Hook(NamedTuple):
-    """What is replaced in a family's file: `path` is a function's name, or "Class.method"."""
+    """A replacement in a family's file; `path` is a function's name, or "Class.method"."""
 
     path: str
     replace: Callable[[Callable], Callable]  # the original → what stands there instead

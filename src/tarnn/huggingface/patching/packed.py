@@ -67,7 +67,7 @@ def model_with_packed_rows(original: Callable) -> Callable:
 
 
 def model_with_packed_masks(original: Callable) -> Callable:
-    """The same for a model whose softmax layers know nothing of positions: they are given a mask."""
+    """Wrap a model whose softmax layers know nothing of positions: give them a mask of packed rows."""
 
     def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
         positions = _positions(bounds, *_shape(call))

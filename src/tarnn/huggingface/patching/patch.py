@@ -24,7 +24,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """What `patch_transformers` replaced. It lasts until `unpatch_transformers`, or, after `with`, until the block ends.
+    """The result of `patch_transformers`. It lasts until `unpatch_transformers`, or, after `with`, until the block ends.
 
     replaced: family → the functions and methods that are tarnn's now. kept: family → why it stays as it was.
     """

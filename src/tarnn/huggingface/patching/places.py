@@ -17,7 +17,7 @@ class _Place:
 
 
 def _function(value: Any) -> Any:
-    """What stands there, a method without its owner, which would never be let go of."""
+    """Return the function of a method, without its owner, which would otherwise never be freed."""
     return getattr(value, "__func__", value)
 
 
@@ -27,7 +27,7 @@ _PLACES: WeakKeyDictionary[Any, dict[str, _Place]] = (
 
 
 def before(owner: Any, name: str) -> Any:
-    """What stands at `owner.name`, or stood there before it was replaced."""
+    """Return the original of `owner.name`: its value before it was replaced."""
     place = _PLACES.get(owner, {}).get(name)
     if place is None:
         return getattr(owner, name)

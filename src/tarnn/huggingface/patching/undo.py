@@ -21,7 +21,7 @@ from tarnn.ops.state import State
 
 
 class Undo:
-    """What a layer of transformers' cache has as `tarnn_undo`, beside its states: what it takes to go back.
+    """The attribute `tarnn_undo` of a layer of transformers' cache: what it takes to rewind its states.
 
     The layer keeps its type; its `crop` and `reorder_cache` are those below. pasts: of each recurrence of the layer, in the
     order of their calls, and how the cache holds its state. num_tokens: how many it has read, None where that is unknown.
@@ -155,7 +155,7 @@ _ELSEWHERE = ("RecurrentGemma", "xLSTM")  # which keep states where no crop of t
 
 
 class _OffCpu:
-    """Of one model what the property below is of all: true where its states can't go back, since transformers computes them."""
+    """Per-model version of `is_stateful`: True if its states cannot be rewound because transformers computes them."""
 
     def __init__(self, model: Any):
         self.model = ref(model)
@@ -171,7 +171,7 @@ class _OffCpu:
 
 
 def lifted_refusals(owners: Iterable[Any]) -> list[tuple[Any, str, Any]]:
-    """What lets those of these classes or models that transformers takes for stateful generate with assistance: on a CPU."""
+    """Allow assisted generation on a CPU for classes that transformers marks as stateful."""
     changes: list[tuple[Any, str, Any]] = []
     for owner in owners:
         if isinstance(owner, type):
