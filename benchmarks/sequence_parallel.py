@@ -3,9 +3,8 @@
     python benchmarks/sequence_parallel.py      # a minute; benchmarks/results/sequence_parallel.{json,md}
 
 The claims: bytes sent don't depend on the length; each process holds its part of the memory. Causal attention with a decay per
-token, 8 heads of 32, and the loss of a model of 4 layers of it, 256 wide, forward and backward, one sequence, float32. Processes
-of one thread, by gloo over this machine's loopback. As long as there are fewer processors than processes, time says what all of
-them compute together, not how soon they would be done: a machine with as many processors as processes is needed for that.
+token, 8 heads of 32, forward and backward, one sequence, float32. Processes of one thread, by gloo over this machine's loopback.
+With fewer processors than processes, time says what all of them compute together, not how soon they would be done.
 Correctness is checked first: outputs and gradients are those of one process.
 """
 
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from toolkit.sequence_worker import HEAD_DIM, HEADS, LAYERS
+from toolkit.sequence_worker import HEAD_DIM, HEADS
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
@@ -67,10 +66,10 @@ def start(processes: int, options) -> dict[str, Any]:
     return json.loads(output[0])
 
 
-def formula(processes: int, layers: int = 1) -> int:
+def formula(processes: int) -> int:
     """Bytes that a process sends: S, z and the sum of the log-decays of each head, to all others, forward and backward."""
     state = HEADS * (HEAD_DIM * (HEAD_DIM + 1) + 1) * 4
-    return layers * (processes - 1) * (2 * state + AGREEMENT)
+    return (processes - 1) * (2 * state + AGREEMENT)
 
 
 def targets(found: Found) -> list[Target]:
@@ -82,10 +81,10 @@ def targets(found: Found) -> list[Target]:
     }
     judged = [at_most("attention sends the bytes of the formula, at every length", "measured", 1.0, sent)]
     if "1" in found:
-        longest = max(found["1"]["model"], key=int)
-        whole = found["1"]["model"][longest]["peak"]
-        held = {f"{p} processes": int(p) * x["model"][longest]["peak"] / whole for p, x in several.items()}
-        claim = f"at t = {int(longest):,} a process holds at most 1.2 times its share of the model's memory"
+        longest = max(found["1"]["attention"], key=int)
+        whole = found["1"]["attention"][longest]["peak"]
+        held = {f"{p} processes": int(p) * x["attention"][longest]["peak"] / whole for p, x in several.items()}
+        claim = f"at t = {int(longest):,} a process holds at most 1.2 times its share of the memory"
         judged.append(at_most(claim, "measured", 1.2, held))
     return judged
 
@@ -101,23 +100,21 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         source(facts, how),
         section(targets(found)),
         f"## Attention: {HEADS} heads of {HEAD_DIM}, forward and backward",
-        table(found, "attention"),
-        f"## A model of {LAYERS} layers: loss and gradients",
-        table(found, "model"),
+        table(found),
         "## Messages: an all-gather of so many bytes from each process, in microseconds",
         messages(found),
-        f"In the formula a process sends (P − 1) · (2 · 4 · h · (f (d + 1) + 1) + {AGREEMENT}) bytes for each layer: S, z and "
+        f"In the formula a process sends (P − 1) · (2 · 4 · h · (f (d + 1) + 1) + {AGREEMENT}) bytes for each call: S, z and "
         "the sum of log-decays, forward and backward, and by a few more bytes they agree that all compute the same. The "
         "gradients of weights, which any training on several processes sums, are not in it.",
     )
 
 
-def table(found: Found, kind: str) -> str:
+def table(found: Found) -> str:
     rows = []
-    for length in next(iter(found.values()))[kind]:
+    for length in next(iter(found.values()))["attention"]:
         for processes, ran in found.items():
-            cell = ran[kind][length]
-            sent = formula(int(processes), 1 if kind == "attention" else LAYERS)
+            cell = ran["attention"][length]
+            sent = formula(int(processes))
             milliseconds = f"{1000 * cell['seconds']:,.1f}"
             rows.append(
                 [

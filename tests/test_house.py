@@ -19,15 +19,14 @@ ROOMS = {
     "kernels": set(),
     "feature_maps": set(),
     "data": set(),
-    # which ranks share a sequence, and what they exchange; what an op does with it lies in its own folder
-    "parallel": set(),
-    "ops": {"kernels", "feature_maps", "parallel"},
-    "attention": {"ops", "feature_maps", "parallel"},
-    "models": {"ops", "feature_maps", "attention", "parallel"},
+    "ops": {"kernels", "feature_maps"},
+    "attention": {"ops", "feature_maps"},
+    "models": {"ops", "feature_maps", "attention"},
+    "parallel": {"kernels", "ops", "feature_maps", "attention", "models"},  # wraps them from outside
     "analysis": {"ops", "feature_maps", "attention", "models"},
     # decoding and its entrance in huggingface look into kernels for the fused step
     "decoding": {"kernels", "ops", "feature_maps", "attention", "models", "data"},
-    "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding", "parallel"},
+    "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
     "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way

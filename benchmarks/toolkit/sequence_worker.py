@@ -16,14 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from scripts.common.memory import peak_bytes
 from tarnn import linear_attention, parallel
-from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-HEADS, HEAD_DIM, LAYERS = 8, 32, 4  # 256 channels
+HEADS, HEAD_DIM = 8, 32
 Call = Callable[[], Any]
 
 
@@ -31,11 +29,11 @@ def main() -> None:
     rank, processes, store, settings = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, processes), rank=rank, world_size=processes)
+    whole, expected = by_one()
     with parallel.sequence() as ranks:
-        found: dict[str, Any] = {"error": error(rank, processes)}
-        for kind, make in (("attention", attention_call), ("model", model_call)):
-            for length in settings["lengths"]:
-                found.setdefault(kind, {})[length] = measured(make(length), settings["rounds"], ranks)
+        found: dict[str, Any] = {"error": error(whole, expected), "attention": {}}
+        for length in settings["lengths"]:
+            found["attention"][length] = measured(attention_call(length), settings["rounds"], ranks)
     found["messages"] = (
         {n: message_seconds(n, settings["rounds"]) for n in settings["messages"]} if processes > 1 else {}
     )
@@ -55,41 +53,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return linear_attention(q, k, v, "elu", causal=True, log_decay=decay)
 
 
-def error(rank: int, processes: int) -> float:
-    """How far outputs and gradients of 301 positions are from those of one process, of their size."""
-    from tarnn.parallel.group import alone
-
+def by_one() -> tuple[list[Tensor], list[Tensor]]:
+    """Draw 301 positions, and compute their outputs and gradients by this process alone."""
     whole = [x.requires_grad_() for x in draw(301)]
-    with alone():
-        o = attend(*whole)
-        expected = [o, *torch.autograd.grad(o.square().sum(), whole)]
+    o = attend(*whole)
+    return whole, [o, *torch.autograd.grad(o.square().sum(), whole)]
+
+
+def error(whole: list[Tensor], expected: list[Tensor]) -> float:
+    """Return how far outputs and gradients are from those of one process, of their size."""
     part = [parallel.cut(x.detach(), 2).requires_grad_() for x in whole]
     o = attend(*part)
     results = [o, *torch.autograd.grad(o.square().sum(), part)]
     pairs = [(parallel.cut(x.detach(), 2), y.detach(), x.detach()) for x, y in zip(expected, results)]
-    most = max(float((x - y).abs().max() / whole.abs().max()) for x, y, whole in pairs)
+    most = max(float((x - y).abs().max() / size.abs().max()) for x, y, size in pairs)
     return agreed(most)
 
 
 def attention_call(length: int) -> Call:
     part = [parallel.cut(x, 2).clone().requires_grad_() for x in draw(length)]
     return lambda: torch.autograd.grad(attend(*part).square().sum(), part)
-
-
-def model_call(length: int) -> Call:
-    """Loss and gradients of a model, before they are summed over processes."""
-    torch.manual_seed(0)
-    config = TarnnConfig(num_hidden_layers=LAYERS, num_attention_heads=HEADS, hidden_size=HEADS * HEAD_DIM)
-    model = TarnnForCausalLM(config).train()
-    ids = torch.randint(config.vocab_size, (1, length + 1))
-    inputs, targets = parallel.cut(ids[:, :-1]), parallel.cut(ids[:, 1:])
-
-    def call() -> None:
-        logits = model(input_ids=inputs, use_cache=False).logits
-        (cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / length).backward()
-        model.zero_grad()
-
-    return call
 
 
 def measured(call: Call, rounds: int, ranks: Any) -> dict[str, float]:

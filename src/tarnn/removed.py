@@ -13,6 +13,7 @@ REMOVED = {
     "tarnn.generation": "Import `tarnn.decoding`.",
     "fast_matmul(shapes=)": "Leave it out, or give `size`, the multiplications of a typical product.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
+    "tarnn train --sequence-parallel": "Train a model of layers within `tarnn.parallel.sequence`: docs/parallel.md.",
     "tarnn serve --workers": "Start N servers behind a proxy, each with its own `--state-dir`; docs/serving.md has the example.",
     "tarnn.training.products": "Use `tarnn.matmul.fast_matmul`.",
 }

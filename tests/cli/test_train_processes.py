@@ -144,7 +144,6 @@ def assert_alike(run, run_all, tmp_path):
 
 
 STEADY = ["--dropout", "0", "--sample-tokens", "0"]
-MASKED = ["--dropout", "0", "--task", "masked-lm", "--mask-probability", "0.5"]
 
 
 @pytest.mark.slow
@@ -157,27 +156,11 @@ def test_processes_train_as_one_does_with_a_larger_batch_and_go_on_in_any_number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [STEADY, MASKED], ids=["text", "masked-lm"])
-def test_processes_that_share_sequences_train_as_one_does(assert_alike, task):
-    """Also where the stretches differ in length, and in how many of their tokens count."""
-    half = ["--batch-size", "2"]
-    many = [
-        (4, 4, ["--sequence-parallel", "2"]),
-        (2, 8, ["--sequence-parallel", "2"]),
-        (3, 13, ["--sequence-parallel", "3"]),
-    ]
-    assert_alike(
-        [*task, "--context", "15", "--batch-size", "4"], [(n, steps, [*half, *more]) for n, steps, more in many]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [1, 2])
-def test_sharded_weights_train_as_whole_ones_do(assert_alike, tmp_path, shared):
+def test_sharded_weights_train_as_whole_ones_do(assert_alike, tmp_path):
     """FSDP2; the model that is left in the folder is whole."""
     from tarnn.tasks.checkpoint import open_model
 
-    sharded = ["--set", "fsdp=true", "--batch-size", str(2 * shared), "--sequence-parallel", str(shared)]
+    sharded = ["--set", "fsdp=true", "--batch-size", "2"]
     assert_alike([*STEADY, "--batch-size", "4"], [(2, 4, sharded), (4, 8, sharded)])
     one, many = (dict(open_model(tmp_path / name).named_parameters()) for name in ("one", "many"))
     for name, x in one.items():

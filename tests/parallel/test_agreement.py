@@ -9,7 +9,6 @@ from support.rank_cases import (
     other_models,
     places,
     sum_of_ones,
-    wrong_global_tokens,
     wrong_shapes,
 )
 from support.ranks import Raised
@@ -65,16 +64,6 @@ def test_one_rank_refuses_its_input(processes):
     assert "causal attention needs as many keys as queries" in second.message
     assert first.message.startswith("a rank refused its input. rank 1: causal attention needs as many keys as queries")
     assert processes.run(sum_of_ones, ranks=2) == [2.0, 4.0]
-
-
-def test_hybrid_attention_to_both_sides_that_differs(processes):
-    same_sentence(
-        processes.outcomes(wrong_global_tokens, "window", ranks=2),
-        "different values of window: 3 on rank 0; 2 on rank 1",
-    )
-    first, second = processes.outcomes(wrong_global_tokens, "mask", ranks=2)
-    assert second.message.startswith("global_tokens must be a bool mask")
-    assert first.message == f"a rank refused its input. rank 1: {second.message}"
 
 
 @pytest.mark.parametrize(("difference", "name"), [("weights", "1.bias"), ("shape", "0.weight")])

@@ -48,20 +48,6 @@ FULL = {
     "grouped values": Call(causal=False, h=2, g=2, m=4, weighted=True),
     "undivided": Call(causal=False, feature_map="exp", normalize=False),
 }
-FADING = Call(causal=False, back=True, decay="token", state_wanted=False)
-SIDES = {
-    "plain": FADING,
-    "decay per head": replace(FADING, decay="head", lengths=(29, 24)),
-    "resets, masks": replace(FADING, decay="token resets", masked=True, lengths=(0, 31, 0, 18)),
-    "decay per channel": replace(FADING, decay="channel resets", masked=True, normalize=False),
-    "log-weights": replace(FADING, weighted=True, masked=True, spread=3.0),
-    "log-weights, decay per channel": replace(FADING, weighted=True, decay="channel resets", lengths=(1, 30, 1, 9)),
-    "FAVOR+, grouped queries": replace(FADING, feature_map="favor", h=4, spread=2.0),
-    "clusters": replace(FADING, feature_map="clusters", masked=True, spread=4.0, lengths=(0, 31, 0, 18)),
-    "a map of one's own": replace(FADING, feature_map="own", m=4),
-    "divided by one at least": replace(FADING, feature_map="identity", normalize="at_least_one", weighted=True),
-    "no token at all": replace(FADING, lengths=(0, 0, 0, 0)),
-}
 PACKED = {  # ranks begin at 0, 13, 20, 40 and end at 49
     "over all ranks": (0, 49),
     "some over ranks": (0, 5, 17, 38, 44, 49),
@@ -88,17 +74,6 @@ def test_causal_attention_is_that_of_one_process(processes, name):
 @pytest.mark.parametrize("name", FULL)
 def test_attention_to_both_sides_is_that_of_one_process(processes, name):
     check(processes, FULL[name])
-
-
-@pytest.mark.parametrize("name", SIDES)
-def test_attention_that_fades_to_both_sides_is_that_of_one_process(processes, name):
-    check(processes, SIDES[name])
-
-
-@pytest.mark.parametrize("cuts", PACKED.values(), ids=PACKED)
-@pytest.mark.parametrize("name", ["resets, masks", "log-weights", "clusters"])
-def test_packed_sequences_that_fade_to_both_sides_cross_ranks(processes, name, cuts):
-    check(processes, replace(SIDES[name], b=1, cuts=cuts, lengths=FADING.lengths))
 
 
 @pytest.mark.parametrize("name", PACKED)

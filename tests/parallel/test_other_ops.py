@@ -51,33 +51,13 @@ CASES = {
         "log-weights": Case("softmax_attention", options=(("weighted", True),), masked=True),
         "to both sides": Case("softmax_attention", options=(("causal", False),), masked=True, state_wanted=False),
     },
-    "token_shift": {"plain": Case("token_shift"), "masked": Case("token_shift", masked=True)},
 }
-HYBRID = {
-    "without features": (("window", 5),),
-    "sinks and features": (("window", 5), ("sinks", 3), ("feature_map", "favor")),
-    "a window longer than stretches": (("window", 11), ("sinks", 2), ("feature_map", "favor")),
-    "slots": (("window", 4), ("sinks", 1), ("slots", 3), ("feature_map", "favor")),
-    "slots without features": (("window", 4), ("slots", 3)),
-    "maxima per feature": (("window", 4), ("slots", 2), ("feature_map", "clusters")),
-    "an end of the far part": (("window", 3), ("feature_map", "favor"), ("far_until", 30)),
-}
-SIDES = {
+WINDOWS = {
     "a window": (("window", 5),),
-    "a window of one": (("window", 1), ("feature_map", "favor")),
+    "a window of one": (("window", 1),),
     "sinks": (("window", 4), ("sinks", 15)),
-    "global tokens": (("window", 3), ("sinks", 2), ("global_tokens", (0, 15, 48))),
-    "a mask of global tokens": (("window", 3), ("sinks", 1), ("global_tokens", "mask"), ("feature_map", "favor")),
-    "exact queries": (("window", 4), ("exact_queries", (0, 21)), ("feature_map", "favor")),
-    "features": (("window", 5), ("feature_map", "favor")),
-    "a window longer than stretches": (("window", 11), ("sinks", 2), ("feature_map", "favor")),
-    "slots": (("window", 4), ("sinks", 1), ("slots", 3), ("feature_map", "favor")),
-    "slots without features": (("window", 4), ("slots", 3), ("global_tokens", "mask")),
-    "maxima per feature": (("window", 4), ("slots", 20), ("sinks", 3), ("feature_map", "clusters")),
-    "an end of the far part": (("window", 3), ("feature_map", "favor"), ("far_until", 30)),
-    "nothing estimated": (("window", 3), ("feature_map", "favor"), ("far_until", 90), ("softcap", 2.0)),
+    "a window longer than stretches": (("window", 11), ("sinks", 2), ("softcap", 2.0)),
 }
-PLAIN = [case for cases in CASES.values() for case in cases.values()]
 
 
 def check(processes, case, bound=1e-12):
@@ -106,40 +86,25 @@ def test_packed_sequences_cross_ranks(processes, op, cuts):
     check(processes, replace(case, cuts=PACKED[cuts]))
 
 
-@pytest.mark.parametrize("name", HYBRID)
-def test_hybrid_attention(processes, name):
-    case = Case("hybrid_attention", options=HYBRID[name])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(processes, name):
+    case = Case("hybrid_attention", options=WINDOWS[name], heads=(4, 2))
     check(processes, case)
     check(processes, replace(case, decay="token", masked=True, state=True, lengths=(13, 0, 27, 9)))
     check(processes, replace(case, decay="token", state_wanted=False, lengths=(29, 0, 24)))
+    check(processes, replace(case, state=True, lengths=(1, 1, 1)))
 
 
 @pytest.mark.parametrize("cuts", PACKED)
-def test_packed_sequences_of_hybrid_attention(processes, cuts):
-    case = Case("hybrid_attention", options=HYBRID["slots"], cuts=PACKED[cuts])
+def test_packed_sequences_of_windows(processes, cuts):
+    case = Case("hybrid_attention", options=WINDOWS["a window"], cuts=PACKED[cuts])
     check(processes, case)
-    check(processes, replace(case, options=HYBRID["sinks and features"], decay="token", masked=True, state=True))
-
-
-@pytest.mark.parametrize("name", SIDES)
-def test_hybrid_attention_to_both_sides(processes, name):
-    case = Case("hybrid_attention", options=(("causal", False), *SIDES[name]), heads=(4, 2))
-    check(processes, case)
-    check(processes, replace(case, masked=True, lengths=(13, 0, 27, 9)))
-    check(processes, replace(case, masked=True, lengths=(1, 52)))
-
-
-@pytest.mark.parametrize("cuts", PACKED)
-@pytest.mark.parametrize("name", ["global tokens", "slots", "a mask of global tokens"])
-def test_packed_sequences_of_hybrid_attention_to_both_sides(processes, name, cuts):
-    case = Case("hybrid_attention", options=(("causal", False), *SIDES[name]), cuts=PACKED[cuts])
-    check(processes, case)
-    check(processes, replace(case, masked=True, lengths=(13, 0, 27, 9)))
+    check(processes, replace(case, options=WINDOWS["sinks"], decay="token", masked=True, state=True))
 
 
 @pytest.mark.parametrize("op", [*CASES, "hybrid_attention"])
 def test_float32_errs_as_much_as_one_process(processes, op):
-    cases = CASES.get(op, {"": Case(op, options=HYBRID["sinks and features"], decay="token", masked=True)})
+    cases = CASES.get(op, {"": Case(op, options=WINDOWS["sinks"], decay="token", masked=True)})
     case = replace(list(cases.values())[-1], dtype="float32", lengths=(130, 70, 200, 90))
     exact, whole = by_one(replace(case, dtype="float64")), by_one(case)
     parts = joined(case, processes.run(on_rank, case))

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn import feature_maps, ops
-from tarnn.attention.token_shift import token_shift
+from tarnn import ops
 from tarnn.parallel import sequence
-from tarnn.parallel.group import active
+from tarnn.parallel.group import active, among
 
 Tensors = dict[str, Tensor]
 
@@ -151,62 +150,22 @@ def _softmax(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Ten
 
 def _hybrid_tensors(case: Case, t: int, rand: Callable) -> Tensors:
     (h, g), b, d, e = case.heads, case.rows, 4, 3
-    found = {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, g, t, e)} | _decay(case, rand, b, g, t)
-    if dict(case.options).get("global_tokens") == "mask":
-        found["global_tokens"] = rand(b, t) > 1.2
-    return found
+    return {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, g, t, e)} | _decay(case, rand, b, g, t)
 
 
 def _hybrid(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
     options = dict(case.options)
-    name = options.pop("feature_map", None)
-    phi = None if name is None else feature_maps.PositiveRandomFeatures(4, 6, seed=1).to(x["q"].dtype)
-    if name == "clusters":
-        torch.manual_seed(1)
-        phi = feature_maps.make("clusters", head_dim=4, num_heads=case.heads[1], num_features=6).to(x["q"].dtype)
-    causal = options.setdefault("causal", True)
+    options.setdefault("causal", True)
     if case.state:  # what some tokens before have left behind
         generator = torch.Generator().manual_seed(7)
         q, k, v = (
             torch.randn(case.sequences, y.shape[1], 5, y.shape[3], generator=generator, dtype=torch.float64).to(y.dtype)
             for y in (x["q"], x["k"], x["v"])
         )
-        from tarnn.parallel.group import alone
-
-        with alone():
-            options["state"] = ops.hybrid_attention(q, k, v, phi, return_state=True, **options)[1]
-    if not causal:
-        for name in ("global_tokens", "exact_queries"):
-            if name in options:
-                options[name] = x.pop(name) if options[name] == "mask" else torch.tensor(options[name])
-        o, rho = ops.hybrid_attention(**x, **masks, feature_map=phi, return_far_share=True, **options)
-        return torch.cat([o, rho[..., None]], -1), {}
-    o, *after = _pair(ops.hybrid_attention(**x, **masks, feature_map=phi, return_state=case.state_wanted, **options))
-    return o, _in_order(after[0]) if after else {}
-
-
-def _in_order(state: Any) -> Tensors:
-    """The tensors of a hybrid state, slots by place, sums in true units."""
-    c = state.score.shape[2]
-    order = state.place.argsort(-1)
-    found = {"score": state.score.gather(-1, order), "place": state.place.gather(-1, order), "count": state.count}
-    for name in ("k", "v", "fade"):
-        x = getattr(state, name)
-        x = x if x.ndim == 4 else x[..., None]
-        first = x.shape[2] - c
-        slots = x[:, :, first:].gather(2, order[..., None].expand(-1, -1, -1, x.shape[3]))
-        found[name] = torch.cat([x[:, :, :first], slots], 2)
-    units = state.M.exp() if state.M.ndim == 3 else state.M.exp()[..., None]
-    return {name: x.double() for name, x in found.items()} | {"S": state.S * units[..., None], "z": state.z * units}
-
-
-def _shift_tensors(case: Case, t: int, rand: Callable) -> Tensors:
-    return {"x": rand(case.rows, t, 5), "state last": rand(case.sequences, 5)}
-
-
-def _shift(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
-    o, last = token_shift(x["x"], x["state last"], masks.get("key_mask"), masks.get("cu_seqlens"))
-    return o, {"last": last}
+        with among(None):
+            options["state"] = ops.hybrid_attention(q, k, v, return_state=True, **options)[1]
+    o, *after = _pair(ops.hybrid_attention(**x, **masks, return_state=case.state_wanted, **options))
+    return o, {name: getattr(after[0], name).double() for name in ("k", "v", "fade", "count")} if after else {}
 
 
 def _pair(outputs: Any) -> tuple:
@@ -221,7 +180,6 @@ OPS = {
     "selective_scan": Op(_selective_tensors, _by(ops.selective_scan, ops.ScanState, "h"), 1, ("A", "D")),
     "softmax_attention": Op(_softmax_tensors, _softmax, 2),
     "hybrid_attention": Op(_hybrid_tensors, _hybrid, 2),
-    "token_shift": Op(_shift_tensors, _shift, 1),
 }
 
 
@@ -244,8 +202,7 @@ def results(case: Case, given: Tensors, start: int, share: float) -> Tensors:
     if case.cuts:
         masks["cu_seqlens"] = torch.tensor(case.cuts, dtype=torch.int32)
     leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items() if x.is_floating_point()}
-    marks = {name: x for name, x in given.items() if name not in leaves and name != "key_mask"}
-    o, state = op.apply(case, leaves | marks, masks)
+    o, state = op.apply(case, leaves, masks)
     real = {name: torch.where(x.isfinite(), x, 0.0) for name, x in state.items() if x.requires_grad}
     loss = (o * _weights(case, o, op.axis, start)).sum()
     loss = loss + share * sum(
@@ -269,7 +226,7 @@ def _axis(case: Case, name: str) -> int | None:
     op = OPS[case.op]
     if name.startswith(("state ", "after ")) or name in op.constant:
         return None
-    return 1 if name in ("key_mask", "global_tokens") else op.axis
+    return 1 if name == "key_mask" else op.axis
 
 
 def by_one(case: Case) -> Tensors:

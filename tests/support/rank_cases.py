@@ -17,7 +17,6 @@ from support.received_bytes import received
 from support.stretch_cases import Call, stretch, weights
 from tarnn import Elu, linear_attention
 from tarnn.errors import UserError
-from tarnn.ops import hybrid_attention
 from tarnn.parallel import check_alike, cut, sequence
 from tarnn.parallel.collectives import gather_plain
 from tarnn.parallel.group import active
@@ -88,15 +87,6 @@ def wrong_shapes(group: Any, rank: int) -> None:
     x = torch.randn(1, 2, 8, 4)
     with sequence(group):
         linear_attention(x, x[:, :, : 5 if rank == 1 else 8], x[:, :, : 5 if rank == 1 else 8], causal=True)
-
-
-def wrong_global_tokens(group: Any, rank: int, kind: str) -> None:
-    """Hybrid attention to both sides of which one rank has another window, or a mask that doesn't fit."""
-    x, options = torch.randn(1, 2, 8, 4), {"window": 3, "global_tokens": torch.zeros(1, 8, dtype=torch.bool)}
-    if rank == 1:
-        options |= {"window": 2} if kind == "window" else {"global_tokens": torch.zeros(1, 5, dtype=torch.bool)}
-    with sequence(group):
-        hybrid_attention(x, x, x, causal=False, **options)
 
 
 def sum_of_ones(group: Any, rank: int) -> float:

@@ -18,7 +18,7 @@ PRELOADED = [
     "torch.distributed.device_mesh",
     "tarnn.huggingface.registered",
     "tarnn.models.rwkv",
-    "tarnn.parallel.alike",
+    "tarnn.parallel.wrapping",
 ]
 SECONDS = 300  # that a start or a test's function may take, at most: on a busy machine each takes many times as long
 

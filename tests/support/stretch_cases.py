@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tarnn import LinearState, feature_maps, linear_attention
 from tarnn.parallel import sequence
 
-TIME = {"q": 2, "k": 2, "v": 2, "key_mask": 1, "log_decay": 2, "log_decay_back": 2, "key_log_weight": 2}  # axes
+TIME = {"q": 2, "k": 2, "v": 2, "key_mask": 1, "log_decay": 2, "key_log_weight": 2}  # axes
 STATE = ("S", "z", "M")
 
 
@@ -39,7 +39,6 @@ class Call:
     causal: bool = True
     normalize: Any = True
     decay: str = ""
-    back: bool = False  # whether keys fade to both sides
     masked: bool = False
     weighted: bool = False
     cuts: tuple[int, ...] = ()
@@ -84,11 +83,8 @@ class Call:
         if self.decay:
             shape = {"head": (m,), "token": (b, m, t), "channel": (b, m, t, f)}[self.decay.split()[0]]
             found["log_decay"] = -rand(*shape).abs() / 5
-            if self.back:
-                found["log_decay_back"] = -rand(*shape).abs() / 4
             if "resets" in self.decay:
-                for name in [name for name in found if name.startswith("log_decay")]:
-                    found[name] = found[name].masked_fill(rand(*shape) > 1.8, -torch.inf)
+                found["log_decay"] = found["log_decay"].masked_fill(rand(*shape) > 1.8, -torch.inf)
         if self.weighted:
             found["key_log_weight"] = rand(b, m, t) * 10
         if self.masked:

@@ -82,11 +82,4 @@ def test_what_images_refuse():
     for part, expected in ((1.0, "a number below 1"), (-0.5, "0 or more"), (float("nan"), "0 or more")):
         with pytest.raises(UserError, match=f"--val-fraction {part} is not possible; expected {expected}"):
             ImageSettings(("digits",), Path("out"), val_fraction=part)
-    assert set(own_options("text")) == {
-        "text_field",
-        "tokenizer",
-        "context",
-        "sequence_parallel",
-        "sample_tokens",
-        "start",
-    }
+    assert set(own_options("text")) == {"text_field", "tokenizer", "context", "sample_tokens", "start"}

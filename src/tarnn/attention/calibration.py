@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from tarnn.attention.linear import LinearAttention
 from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
-from tarnn.parallel.group import refuse
 
 
 class Calibration:
@@ -21,7 +20,6 @@ class Calibration:
 
     @torch.no_grad()
     def observe(self, q: Tensor, k: Tensor, *, query_mask: Tensor | None, key_mask: Tensor | None) -> None:
-        refuse("calibration", "Calibrate on one process, outside of tarnn.parallel.sequence; then share the weights.")
         heads, full = self.feature_map.num_heads, self.feature_map.full_spread
         masks = (query_mask, key_mask)
         new = [spread_of(x, heads, mask=mask, full=full).over_batch() for x, mask in zip((q, k), masks)]

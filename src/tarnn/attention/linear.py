@@ -19,7 +19,6 @@ from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
 from tarnn.other_names import LAYER, names_ours
-from tarnn.parallel.group import refuse
 
 _IDENTITY = Identity()
 
@@ -113,7 +112,6 @@ class LinearAttention(MultiHeadAttention):
             self.calibration.observe(q, k, **masks)
         if self.fits_by_call:
             self._check_no_state(state, return_state)
-            refuse("a map that is fitted by the call", 'Make it with fit="calibrated", and calibrate it before.')
             phi = cast(FittedMap, phi).fitted(q, k, cu_seqlens=cu_seqlens, **masks)
         with_state = return_state or rotation is not None  # the plain weights of rotated features are in its z
         outputs = self._attend(

@@ -7,9 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.numerics import wide, widest
-from tarnn.parallel.agreement import agree, looks
-from tarnn.parallel.collectives import gather_plain
-from tarnn.parallel.group import active
 
 
 def positions_in(
@@ -17,17 +14,11 @@ def positions_in(
 ) -> Tensor:
     """The position of each new token in its sequence, (b, t) or (1, t); padding is not counted.
 
-    `attention_mask` covers the past as well, (b, past + t). Packed sequences each start from 0. Within
-    `tarnn.parallel.sequence` the tokens are this rank's stretch, behind those of earlier ranks.
+    `attention_mask` covers the past as well, (b, past + t). Packed sequences each start from 0.
     """
     if attention_mask is not None:
         position = attention_mask.long().cumsum(-1) - 1
-        if (ranks := active()) is not None:
-            agree(ranks, num_tokens, {"the op": "positions", "attention_mask": looks(attention_mask, 1)})
-            position = position + gather_plain(ranks, attention_mask.long().sum(-1, keepdim=True))[: ranks.rank].sum(0)
         return position.clamp(min=0)[:, -num_tokens:]
-    if (ranks := active()) is not None:
-        past = past + agree(ranks, num_tokens, {"the op": "positions", "past": past}).offset
     index = torch.arange(past, past + num_tokens, device=device)
     if cu_seqlens is not None:
         sequence = torch.searchsorted(cu_seqlens.long(), index, right=True) - 1  # of each token

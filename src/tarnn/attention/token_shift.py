@@ -7,11 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tarnn.ops.convolution.stretches import tokens_before
 from tarnn.ops.state import State
-from tarnn.ops.stretches import Stretch
-from tarnn.parallel.agreement import looks
-from tarnn.parallel.group import active
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,22 +28,8 @@ def token_shift(
     """Return the input of the real token before each token, and each sequence's last real one.
 
     last: what stands before each sequence: zeros, or the second result of an earlier call. n counts the rows of the batch, or
-    the sequences that are packed into one row. key_mask: True = a real token; others are nobody's token before. Within
-    `tarnn.parallel.sequence`, x, key_mask and the first result are this rank's stretch; all else is of whole sequences.
+    the sequences that are packed into one row. key_mask: True = a real token; others are no token's token before.
     """
-    if (ranks := active()) is None:
-        return _shifted(x, last, key_mask, cu_seqlens)
-    facts = {"the op": "token_shift", "x": looks(x, 1), "last": looks(last), "key_mask": looks(key_mask, 1)}
-    stretch = Stretch.agreed(ranks, x.shape[1], cu_seqlens, facts)
-    last = last.to(x.dtype)
-    here = stretch.initial(last[:, None])
-    if stretch.is_shared:
-        here = tokens_before(stretch, x, key_mask, 1, here)
-    before, behind = _shifted(x, here[:, 0], key_mask, stretch.local_bounds(cu_seqlens))
-    return before, stretch.everywhere(behind, last)
-
-
-def _shifted(x: Tensor, last: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     if key_mask is None and cu_seqlens is None:
         joined = torch.cat([last[:, None].to(x.dtype), x], 1)
         return joined[:, :-1], joined[:, -1].clone()  # or the state would keep all of it

@@ -33,7 +33,6 @@ from tarnn.models.convolution import Convolution
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.reversible import can_run, run_reversible
 from tarnn.ops import State
-from tarnn.parallel.group import active, refuse
 
 _Output = with_both_names(BaseModelOutputWithPast)
 _CrossOutput = with_both_names(BaseModelOutputWithPastAndCrossAttentions)
@@ -207,18 +206,6 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             use_cache=use_cache,
         )
         cu_seqlens = documents.bounds
-        sharing = active() is not None
-        if sharing and (use_cache or cache is not None):
-            refuse(
-                "a transformers cache",
-                "Pass use_cache=False, or read a long prompt by prefill, whose state is a plain value.",
-            )
-        if sharing and cu_seqlens is not None and b > 1:
-            raise ValueError(
-                f"packed documents over several ranks lie in one row; got {b}. Lay the rows end to end, and cut the one row."
-            )
-        if sharing:
-            use_cache = False
         if use_cache is None:
             wanted = self.config.use_cache and self.config.causal and not torch.compiler.is_exporting()
             use_cache = wanted and not self.training and cu_seqlens is None
@@ -271,7 +258,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
         """Return position_ids, or count them: (b, t) or (1, t), within max_position_embeddings."""
         b, t = shape
-        if position_ids is None and attention_mask is None and cu_seqlens is None and active() is None:
+        if position_ids is None and attention_mask is None and cu_seqlens is None:
             check_length(self.config, t, past)  # nothing to look up
             return torch.arange(past, past + t, device=device)[None]
         if position_ids is None:

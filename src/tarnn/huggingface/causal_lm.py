@@ -13,11 +13,8 @@ from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import active, enable_by_default
 from tarnn.huggingface.padded_prompts import padding_before, with_prompts
-from tarnn.huggingface.shared_prompts import prompt_of_all_ranks
-from tarnn.huggingface.stretches import labels_of_next, share_of_loss
 from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
 from tarnn.models.backbone import Backbone, TextModel
-from tarnn.parallel import group
 
 _Output = with_both_names(CausalLMOutputWithPast)
 
@@ -60,9 +57,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
         labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
             each one's first. The loss is in nats: the mean per token, or with num_items_in_batch the sum divided by
-            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead. Within
-            `tarnn.parallel.sequence`, input_ids and labels are this rank's stretch, and the loss is its share: the ranks' losses
-            add up to that of the whole.
+            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
         if (fused := active(self)) is not None and not isinstance(logits_to_keep, Tensor):
@@ -96,10 +91,6 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         if labels is not None:
             if documents.bounds is not None:
                 labels, kwargs = without_seams(labels, documents.bounds, kwargs)
-            if (ranks := group.active()) is not None:
-                ignored, shifted = kwargs.get("ignore_index", -100), kwargs.get("shift_labels")
-                shifted = labels_of_next(ranks, labels, ignored) if shifted is None else shifted.contiguous()
-                kwargs = share_of_loss(ranks, shifted, {**kwargs, "shift_labels": shifted})
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return _Output(
             loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states, attentions=out.attentions
@@ -108,10 +99,6 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         kwargs = for_generate(kwargs)
-        if (ranks := group.active()) is not None:
-            kwargs, args = prompt_of_all_ranks(self, ranks, args, kwargs), ()
-            with group.alone():
-                return self.generate(**kwargs)
         if kwargs.get("assistant_early_exit") is not None:  # which would change the config, and fail behind that
             raise ValueError("assistant_early_exit cuts a model in two; pass a smaller one as assistant_model=.")
         moved = padding_before(self, args, kwargs)

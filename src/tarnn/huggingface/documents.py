@@ -9,9 +9,6 @@ from transformers import Cache
 from transformers.utils import TransformersKwargs
 from transformers.utils.import_utils import is_tracing
 
-from tarnn.huggingface.stretches import bounds_over_ranks, cuts_here
-from tarnn.parallel.group import active
-
 # What transformers passes to every model, used or not, as Llama does not use token_type_ids.
 # (`generate` passes the tokenizer that it needs for stop_strings.)
 _OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
@@ -72,9 +69,7 @@ def find_documents(
         given = numbers is None and position_ids is not None and attention_mask is None
         if given and not _goes_on(cache):  # (some caches have no length to ask for)
             numbers, step = position_ids, 1
-        if numbers is not None and (ranks := active()) is not None:
-            cu_seqlens = bounds_over_ranks(ranks, numbers, step)
-        elif numbers is not None:
+        if numbers is not None:
             starts = numbers.diff(dim=-1) != step
             cu_seqlens = _bounds(starts, *shape, look=not is_tracing(starts), cached=cached)
     if cu_seqlens is not None and (cached or attention_mask is not None):
@@ -91,10 +86,7 @@ def without_seams(labels: Tensor, cu_seqlens: Tensor, arguments: Mapping) -> tup
     The token before it, which would predict it, belongs to another document.
     """
     seams = torch.zeros(labels.numel() + 1, dtype=torch.bool, device=labels.device)
-    cuts = cu_seqlens.to(labels.device).long()
-    if (ranks := active()) is not None:
-        cuts = cuts_here(ranks, cuts, labels.numel())
-    seams = seams.index_fill(0, cuts, True)
+    seams = seams.index_fill(0, cu_seqlens.to(labels.device).long(), True)
     ignored, shifted = arguments.get("ignore_index", -100), arguments.get("shift_labels")
     if shifted is not None:  # these stand where they are predicted, one position earlier
         shifted = shifted.masked_fill(seams[1:].view_as(shifted), ignored)

@@ -16,13 +16,10 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import Documents, find_documents
-from tarnn.huggingface.stretches import offset_of, share_of_loss, whole_rows
 from tarnn.models.config import ModelConfig
 from tarnn.models.convolved_frames import StreamState
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import can_look, last_tokens
-from tarnn.parallel.collectives import add
-from tarnn.parallel.group import active
 
 NEVER = -1e4  # a logit, also in float16
 
@@ -34,7 +31,6 @@ class TarnnHead(TarnnPreTrainedModel):
     """
 
     output: ClassVar[type[ModelOutput]]
-    labels_tokens: ClassVar[bool] = True  # labels are (b, t), else of whole rows
 
     def build(self, config: ModelConfig) -> None:
         self.main_input_name = "input_ids" if config.input_size is None else "input_features"
@@ -94,19 +90,11 @@ class TarnnHead(TarnnPreTrainedModel):
         )
         logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, documents.bounds)
         return self.output(
-            loss=None if labels is None else self._share_of_loss(logits, labels, attention_mask, **kwargs),
+            loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs),
             logits=logits,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
-
-    def _share_of_loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-        """Compute the loss; of a sequence over several ranks this one's share, so that the ranks' losses add up to it."""
-        if (ranks := active()) is None:
-            return self.loss(logits, labels, mask, **options)
-        if self.labels_tokens:
-            return self.loss(logits, labels.contiguous(), mask, **share_of_loss(ranks, labels, options))
-        return self.loss(logits, labels, mask, **options) / ranks.size
 
     @property
     def frames(self) -> Frames:
@@ -150,7 +138,6 @@ class TarnnForSequenceClassification(TarnnHead):
     """
 
     output = SequenceClassifierOutput
-    labels_tokens = False
 
     def build_head(self, config: TarnnConfig) -> None:
         self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
@@ -160,24 +147,18 @@ class TarnnForSequenceClassification(TarnnHead):
             return self.classifier(self._of_documents(x.flatten(0, 1), cu_seqlens.long()))
         if self.config.causal:
             return self.classifier(last_tokens(x, mask))
-        if mask is None and active() is None:
+        if mask is None:
             return self.classifier(x.mean(1))
-        kept = x.new_ones(*x.shape[:2], 1) if mask is None else mask[..., None].to(x.dtype)
-        total, count = (x * kept).sum(1), kept.sum(1)
-        if (ranks := active()) is not None:
-            total, count = add(ranks, total, count)
-        return self.classifier(total / count.clamp_min(1))
+        kept = mask[..., None].to(x.dtype)
+        return self.classifier((x * kept).sum(1) / kept.sum(1).clamp_min(1))
 
     def _of_documents(self, x: Tensor, bounds: Tensor) -> Tensor:
         """Select or average the tokens (t, hidden) of all documents: (documents, hidden)."""
-        ranks, lengths = active(), bounds.diff()
-        place = offset_of(ranks, len(x)) + torch.arange(len(x), device=x.device)
+        lengths, place = bounds.diff(), torch.arange(len(x), device=x.device)
         document = torch.searchsorted(bounds[1:], place, right=True)
         if self.config.causal:
             x = x.masked_fill((place + 1 != bounds[1:][document])[:, None], 0.0)
         sums = x.new_zeros(len(lengths), x.shape[-1]).index_add(0, document, x)
-        if ranks is not None:
-            sums = add(ranks, sums)[0]
         return sums if self.config.causal else sums / lengths.clamp_min(1)[:, None].to(x.dtype)
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
@@ -204,12 +185,11 @@ class TarnnForCTC(TarnnHead):
 
     Connectionist temporal classification (Graves et al. 2006). The blank is config.pad_token_id. With config.input_size
     it reads `input_features`, else `input_ids`. labels: (b, n) tokens, −100 (or blanks) if a row has fewer. The loss
-    is the mean over rows of nats per label; of rows over several ranks, each of them computes all of it. At padding the blank is
-    certain, so a padded row decodes, for example in a pipeline, to the same text as the row alone.
+    is the mean over rows of nats per label. At padding the blank is certain, so a padded row decodes, for example in a pipeline,
+    to the same text as the row alone.
     """
 
     output = CausalLMOutput
-    labels_tokens = False
     accepts_loss_kwargs = False
 
     def build_head(self, config: TarnnConfig) -> None:
@@ -228,8 +208,6 @@ class TarnnForCTC(TarnnHead):
         return torch.where(mask.bool()[..., None], logits, blank)
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-        if (ranks := active()) is not None:  # it aligns whole rows with their labels
-            logits, mask = whole_rows(ranks, logits, mask)
         lengths = logits.new_full((len(logits),), logits.shape[1]).long() if mask is None else mask.sum(-1)
         if can_look(labels):
             self._check_lengths(labels, lengths)

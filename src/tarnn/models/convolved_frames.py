@@ -11,10 +11,6 @@ from torch.nn.functional import gelu, pad
 
 from tarnn.models.frames import Frames
 from tarnn.models.state import ModelState
-from tarnn.ops.convolution.stretches import tokens_before, tokens_behind
-from tarnn.ops.stretches import Stretch
-from tarnn.parallel.agreement import looks
-from tarnn.parallel.group import active, refuse
 
 WIDTH = 5  # frames that one convolution sees
 STRIDE = 2
@@ -40,7 +36,7 @@ class ConvolvedFrames(Frames):
         before = WIDTH - STRIDE if self.causal else WIDTH // 2
         x = frames.mT
         for convolution in self.convolutions:
-            x = self._convolved(convolution, self._with_neighbours(x, before), x.shape[2])
+            x = self._convolved(convolution, pad(x, (before, 0)), x.shape[2])
             if mask is not None:
                 mask = mask[:, ::STRIDE]
                 x = x.masked_fill(~mask[:, None], 0.0)
@@ -49,7 +45,6 @@ class ConvolvedFrames(Frames):
     def prefill(
         self, frames: Float[Tensor, "b t n"], state: tuple[Tensor, ...]
     ) -> tuple[Float[Tensor, "b p width"], tuple[Tensor, ...]]:
-        refuse("a stream of convolved frames", "Read streams outside of tarnn.parallel.sequence.")
         if not self.causal:
             raise ValueError(
                 "a stream needs a model that sees what came before alone; this one's config has causal=False."
@@ -66,25 +61,11 @@ class ConvolvedFrames(Frames):
         weights = (x.weight for x in self.convolutions)
         return tuple(x.new_zeros(batch_size, x.shape[1], WIDTH - STRIDE) for x in weights)
 
-    def _with_neighbours(self, x: Tensor, before: int) -> Tensor:
-        """x (b, ·, t) with so many frames before it, and of a sequence over several ranks with those behind it as well."""
-        if (ranks := active()) is None:
-            return pad(x, (before, 0))
-        behind, frames = WIDTH - STRIDE - before, x.mT
-        facts = {"the op": "a convolution of frames", "x": looks(frames, 1)}
-        stretch = Stretch.agreed(ranks, frames.shape[1], None, facts)
-        parts = [tokens_before(stretch, frames, None, before), frames]
-        if behind:
-            parts.append(tokens_behind(stretch, frames, None, behind))
-        return torch.cat(parts, 1).mT
-
     def _convolved(self, convolution: nn.Module, x: Tensor, num_frames: int) -> Tensor:
         """x (b, ·, t): so many frames with what stands before them; ⌈num_frames / 2⌉ come out."""
         num_out = -(-num_frames // STRIDE)
-        missing = (
-            max(STRIDE * num_out + WIDTH - STRIDE, WIDTH) - x.shape[2]
-        )  # of a stretch without frames nothing comes out
-        return gelu(convolution(pad(x, (0, missing))))[:, :, :num_out]
+        needed = max(STRIDE * num_out + WIDTH - STRIDE, WIDTH)  # of a piece without frames nothing comes out
+        return gelu(convolution(pad(x, (0, needed - x.shape[2]))))[:, :, :num_out]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,9 +5,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tarnn.parallel.agreement import agree, looks, telling
-from tarnn.parallel.group import active
-
 
 class Frames(nn.Module):
     """y_i = W [x_{s·i}, …, x_{s·i+s−1}] + b: each `subsampling` = s neighbouring frames become one position of the sequence.
@@ -44,21 +41,7 @@ class Frames(nn.Module):
         return ()
 
     def checked(self, frames: Tensor) -> Tensor:
-        """The frames in the weights' type. Raises ValueError for others than the model reads, and for stretches of ranks that end
-        within a position."""
-        if (ranks := active()) is None:
-            return self._checked(frames)
-        with telling(ranks):
-            frames = self._checked(frames)
-        starts = agree(ranks, frames.shape[1], {"the op": "frames", "frames": looks(frames, 1)}).starts
-        if any(start % self.subsampling for start in starts[:-1] if start < starts[-1]):
-            raise ValueError(
-                f"{self.subsampling} frames are one position of this model, so every stretch but the last has a multiple of as "
-                f"many; got stretches that begin at {list(starts[:-1])}. Cut the frames elsewhere."
-            )
-        return frames
-
-    def _checked(self, frames: Tensor) -> Tensor:
+        """Return the frames in the weights' type. Raises ValueError for others than the model reads."""
         if frames.ndim != 3 or frames.shape[-1] != self.input_size or not frames.is_floating_point():
             raise ValueError(
                 f"this model reads frames (b, t, {self.input_size}) of floating-point numbers; got {frames.dtype} "

@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-from tarnn.attention.token_shift import token_shift
 from tarnn.models.config import ModelConfig
-from tarnn.parallel.collectives import gather_plain, largest
-from tarnn.parallel.group import active
 
 
 def check_length(config: ModelConfig, num_tokens: int, past: int = 0) -> None:
@@ -24,8 +21,6 @@ def check_positions(config: ModelConfig, positions: Tensor, past: int = 0) -> No
     """Run `check_length` for the sequences that these positions count, however wide their rows are."""
     if config.max_position_embeddings is not None and can_look(positions):
         last = positions.max() if positions.numel() else positions.new_tensor(-1)
-        if (ranks := active()) is not None:  # all of them refuse it, or none
-            last = largest(ranks, last)
         check_length(config, int(last) + 1 - past, past)
 
 
@@ -49,7 +44,7 @@ def check_inputs(
     if inputs.ndim != (2 if inputs_embeds is None else 3):
         raise ValueError(f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(inputs.shape)}.")
     batch, t = inputs.shape[:2]
-    if t == 0 and active() is None:  # of a sequence over several ranks, one may have no token
+    if t == 0:
         raise ValueError("the input is empty: a model needs at least one token.")
     if position_ids is not None and can_look(position_ids) and position_ids.shape not in ((batch, t), (1, t)):
         raise ValueError(f"position_ids must be (b, t) = {(batch, t)}, or (1, t); got {tuple(position_ids.shape)}.")
@@ -59,11 +54,8 @@ def check_inputs(
 
 
 def count_tokens(num_tokens: int, key_mask: Tensor | None) -> int | Tensor:
-    """Count the real tokens of each row, (b,), or of all if none is masked; over several ranks those of all of them."""
-    seen = num_tokens if key_mask is None else key_mask.sum(-1)
-    if (ranks := active()) is None:
-        return seen
-    return gather_plain(ranks, torch.as_tensor(seen)).sum(0)
+    """Count the real tokens of each row, (b,), or of all if none is masked."""
+    return num_tokens if key_mask is None else key_mask.sum(-1)
 
 
 def without_padding(inputs_embeds: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
@@ -74,10 +66,7 @@ def without_padding(inputs_embeds: Tensor | None, key_mask: Tensor | None) -> Te
 
 
 def last_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Select each row's last position whose mask is 1: x (b, t, width), mask (b, t) → (b, width); over several ranks that of all
-    of them, on each."""
-    if active() is not None:
-        return token_shift(x, x.new_zeros(x.shape[0], x.shape[2]), None if mask is None else mask.bool())[1]
+    """Select each row's last position whose mask is 1: x (b, t, width), mask (b, t) → (b, width)."""
     if mask is None:
         return x[:, -1]
     position = (mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)

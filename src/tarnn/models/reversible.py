@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tarnn.models.block import Block
-from tarnn.parallel.group import active
 
 Draws = tuple[Tensor, Tensor | None] | None  # states of the generators of CPU and device; None: nothing is drawn
 
@@ -54,7 +53,7 @@ class _Blocks(torch.autograd.Function):
         ctx, blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], x: Tensor, *weights: Tensor
     ) -> Tensor:
         ctx.blocks, ctx.options, ctx.draws, ctx.weights = blocks, options, [], weights
-        ctx.precision, ctx.ranks = _Precision(x.device.type), active()
+        ctx.precision = _Precision(x.device.type)
         first, second = x.chunk(2, -1)
         with ctx.precision.again():
             for block, own in zip(blocks, options, strict=True):
@@ -75,10 +74,6 @@ class _Blocks(torch.autograd.Function):
             raise RuntimeError(
                 "weights of reversible layers have changed between forward and backward, which computes with them once "
                 "more; call backward before they change."
-            )
-        if active() is not ctx.ranks:
-            raise RuntimeError(
-                "reversible layers are computed again in backward; call it within tarnn.parallel.sequence, too."
             )
         gradients: dict[int, Tensor | None] = dict.fromkeys(map(id, ctx.weights))
         first, second = (x.contiguous() for x in y.chunk(2, -1))

@@ -13,7 +13,6 @@ from tarnn.attention.token_shift import RwkvState, token_shift
 from tarnn.models.inputs import check_inputs, count_tokens, last_tokens
 from tarnn.models.state import ModelState
 from tarnn.numerics import wide
-from tarnn.parallel.group import refuse
 
 
 class Rwkv7ChannelMixing(nn.Module):
@@ -130,7 +129,6 @@ class RwkvModel(nn.Module):
     @torch.no_grad()
     def step(self, token_ids: Int[Tensor, " b"], state: ModelState) -> tuple[Float[Tensor, "b vocab"], ModelState]:
         """Read one token per row: (logits, float32, the state behind it)."""
-        refuse("a step of RWKV", "A token is one that all ranks have: take steps outside of tarnn.parallel.sequence.")
         x, layers = self._read(token_ids[:, None], state.layers, one_token=True)
         return self.head(x[:, 0]).float(), ModelState(layers, state.position + 1)
 

@@ -24,8 +24,8 @@ class Backwards:
             self.is_first = torch.isin(self.turned, cu_seqlens[:-1])
             self.is_last = torch.isin(token + 1, cu_seqlens[1:])
 
-    def keys(self, x: Shaped[Tensor, "..."], dim: int = 2, *, of_none: float | bool = 0.0) -> Shaped[Tensor, "..."]:
-        """What belongs to keys, time along `dim`. (Every place has one.)"""
+    def keys(self, x: Shaped[Tensor, "..."], dim: int = 2) -> Shaped[Tensor, "..."]:
+        """Return what belongs to keys, time along `dim`, in their places."""
         return x.index_select(dim, self.turned)
 
     def queries(self, x: Shaped[Tensor, "b h t ..."]) -> Shaped[Tensor, "b h places ..."]:

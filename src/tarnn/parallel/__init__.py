@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tarnn.parallel.alike import check_alike as check_alike
-    from tarnn.parallel.group import Ranks as Ranks, sequence as sequence
-    from tarnn.parallel.layout import cut as cut
+    from tarnn.parallel.agreement import check_alike as check_alike
+    from tarnn.parallel.group import Ranks as Ranks, cut as cut
+    from tarnn.parallel.wrapping import sequence as sequence
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""Whether all ranks are about to compute the same: they say so before they exchange data, whose sizes depend on it."""
+"""Check that all ranks are about to compute the same, before they exchange data whose sizes depend on it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tarnn.errors import UserError
 from tarnn.parallel.collectives import gather_plain
-from tarnn.parallel.group import Ranks
-from tarnn.parallel.layout import Layout
+from tarnn.parallel.group import Layout, Ranks
 
 _REFUSAL = "refusal"
 
@@ -31,21 +30,32 @@ def agree(ranks: Ranks, length: int, facts: dict[str, Any]) -> Layout:
 
 @contextmanager
 def telling(ranks: Ranks) -> Iterator[None]:
-    """Tell the other ranks, who wait in `agree`, if this one refuses its input within this context."""
+    """Tell the other ranks, which wait in `agree`, if this one refuses its input within this context."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        with suppress(UserError):  # raised where others did not refuse theirs: they have been told now
-            agree(ranks, 0, {_REFUSAL: str(error)})
+        if not isinstance(error, UserError):  # which all of them raise
+            with suppress(UserError):  # raised where others did not refuse theirs: they have been told now
+                agree(ranks, 0, {_REFUSAL: str(error)})
         raise
 
 
 def looks(x: Any, time: int | None = None) -> Any:
-    """What ranks agree about in an argument: of a tensor, its type and shape but for the axis of time."""
+    """Return the facts of an argument that must match across ranks: of a tensor its dtype and its shape without the time axis."""
     if not isinstance(x, Tensor):
         return x if isinstance(x, bool | int | float | str | None) else type(x).__name__
     shape = ["t" if axis == time else n for axis, n in enumerate(x.shape)]
     return f"({', '.join(map(str, shape))}) {x.dtype} on {x.device.type}".replace("torch.", "")
+
+
+def check_alike(module: nn.Module, group: Any = None) -> None:
+    """Raise UserError on every rank unless all have the same model: config, names, shapes and weights, to the bit.
+
+    Weights that differ show in no shape, and would make outputs that belong to no model. It reads all weights once.
+    """
+    ranks = group if isinstance(group, Ranks) else Ranks(group)
+    facts = {} if (config := getattr(module, "config", None)) is None else {"config": str(config)}
+    agree(ranks, 0, facts | {name: _fingerprint(x) for name, x in module.state_dict().items()})
 
 
 def _difference(ranks: Ranks, facts: dict[str, Any]) -> str:
@@ -68,6 +78,11 @@ def _difference(ranks: Ranks, facts: dict[str, Any]) -> str:
 
 
 def _device(ranks: Ranks) -> torch.device:
-    """Where a group's small talk is: on the CPU if it has a backend for that, so that no GPU has to be waited for."""
+    """Return the device of small messages: the CPU if the group has a backend for it, so that no GPU has to be waited for."""
     kinds = dist.get_backend_config(ranks.process_group)
     return torch.device("cpu" if "cpu:" in kinds else kinds.split(":")[0])
+
+
+def _fingerprint(x: Tensor) -> str:
+    data = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return f"{tuple(x.shape)} {x.dtype} #{blake2b(data, digest_size=4).hexdigest()}"

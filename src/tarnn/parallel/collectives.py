@@ -1,4 +1,4 @@
-"""What ranks exchange: tensors gathered or added, with gradients of any order.
+"""Exchanges between ranks: tensors gathered or added, with gradients of any order.
 
 The gradient of a gather is an exchange of as many bytes, whose sums are taken in the order of ranks: the same bits each time.
 Every rank has to take part in every exchange, also backward; `tied` makes it so.
@@ -16,7 +16,7 @@ from tarnn.parallel.group import Ranks
 
 
 def gather(ranks: Ranks, *tensors: Tensor | None) -> list[Any]:
-    """Each of these tensors of all ranks, (ranks, …), in one message; None stays None.
+    """Gather each of these tensors from all ranks, (ranks, …), in one message; None stays None.
 
     They have the same shapes on all ranks, one floating dtype and one device.
     """
@@ -28,7 +28,7 @@ def gather(ranks: Ranks, *tensors: Tensor | None) -> list[Any]:
 
 
 def add(ranks: Ranks, *tensors: Tensor | None) -> list[Any]:
-    """The sums of these tensors over all ranks, in one message; None stays None. As for `gather`."""
+    """Sum these tensors over all ranks, in one message; None stays None. As for `gather`."""
     parts = [x for x in tensors if x is not None]
     everything = _Add.apply(ranks, torch.cat([x.flatten() for x in parts]))
     pieces = zip(parts, everything.split([x.numel() for x in parts]))
@@ -38,21 +38,21 @@ def add(ranks: Ranks, *tensors: Tensor | None) -> list[Any]:
 
 @torch.no_grad()
 def largest(ranks: Ranks, x: Tensor) -> Tensor:
-    """The elementwise maximum over all ranks, a constant under autograd."""
+    """Return the elementwise maximum over all ranks, a constant under autograd."""
     return _reduced(ranks, x, dist.ReduceOp.MAX)
 
 
 def tied(x: Tensor, gathered: Tensor) -> Tensor:
-    """x, whose backward pass waits for that of `gathered`: for ranks that use nothing of what they took part in."""
+    """Return x, whose backward pass waits for that of `gathered`: for ranks that use nothing of what they took part in."""
     return _Tied.apply(x, gathered) if gathered.requires_grad else x
 
 
 def gather_plain(ranks: Ranks, x: Tensor) -> Tensor:
-    """x of all ranks, (ranks, …), outside of autograd."""
+    """Gather x from all ranks, (ranks, …), outside of autograd."""
     everything = x.new_empty(ranks.size, x.numel())
     _exchange(ranks, "all_gather", dist.all_gather, list(everything), x.flatten())
-    ranks.count((ranks.size - 1) * x.nbytes)
-    return (everything.flip(0) if ranks.is_turned else everything).view(ranks.size, *x.shape)
+    ranks.bytes_sent += (ranks.size - 1) * x.nbytes
+    return everything.view(ranks.size, *x.shape)
 
 
 class _Gather(torch.autograd.Function):
@@ -67,15 +67,15 @@ class _Gather(torch.autograd.Function):
 
 
 class _AddScattered(torch.autograd.Function):
-    """x (ranks, …): of what each rank has for this one, the sum."""
+    """Sum over ranks what each has for this one; x (ranks, …)."""
 
     @staticmethod
     def forward(ctx, ranks, x):
         ctx.ranks = ranks
-        x = x.flip(0) if ranks.is_turned else x.contiguous()
+        x = x.contiguous()
         received = torch.empty_like(x)
         _exchange(ranks, "all_to_all", dist.all_to_all_single, received, x)
-        ranks.count((ranks.size - 1) * x[0].nbytes)
+        ranks.bytes_sent += (ranks.size - 1) * x[0].nbytes
         return received.sum(0)
 
     @staticmethod
@@ -107,7 +107,7 @@ class _Tied(torch.autograd.Function):
 def _reduced(ranks: Ranks, x: Tensor, operation: Any) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     _exchange(ranks, "all_reduce", dist.all_reduce, total, operation)
-    ranks.count(2 * (ranks.size - 1) * x.nbytes // ranks.size)
+    ranks.bytes_sent += 2 * (ranks.size - 1) * x.nbytes // ranks.size
     return total
 
 

@@ -1,12 +1,13 @@
-"""The processes that share sequences, and whether ops take their inputs as stretches of them."""
+"""The processes that share sequences, the places of their stretches, and whether ops take their inputs as stretches."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
-from typing import Any
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, NamedTuple, NoReturn
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tarnn.errors import UserError
 
@@ -15,7 +16,7 @@ class Ranks:
     """The processes that share a sequence, and the place of this one among them.
 
     process_group, rank, size: as torch.distributed has them. bytes_sent: what this process has sent to the others so far,
-    backward passes included; without what the transport adds. is_turned: they are counted from the last to the first.
+    backward passes included; without what the transport adds.
     """
 
     def __init__(self, group: Any = None):
@@ -37,21 +38,47 @@ class Ranks:
             raise UserError(
                 f"only ranks of a group can share its sequences; rank {dist.get_rank()} is not one. Pass its own group."
             )
-        self.is_turned, self._sent = False, [0]
+        self.bytes_sent = 0
+
+
+class Layout(NamedTuple):
+    """The stretch of rank r goes from starts[r] to starts[r + 1]."""
+
+    rank: int
+    starts: tuple[int, ...]  # (ranks + 1,)
+
+    @classmethod
+    def of(cls, rank: int, lengths: list[int]) -> "Layout":
+        return cls(rank, (0, *accumulate(lengths)))
 
     @property
-    def bytes_sent(self) -> int:
-        return self._sent[0]
+    def offset(self) -> int:
+        """The position of this rank's first token."""
+        return self.starts[self.rank]
 
-    def count(self, num_bytes: int) -> None:
-        """Add to `bytes_sent`."""
-        self._sent[0] += num_bytes
+    def open_at(self, cuts: list[int], rank: int) -> int | None:
+        """Return the packed sequence that goes on from the ranks before into this one's stretch; None if one ends there."""
+        start = self.starts[rank]
+        i = bisect_left(cuts, start) - 1  # cuts[i] < start ≤ cuts[i + 1]
+        return i if i >= 0 and start < cuts[i + 1] else None
 
-    def turned(self) -> "Ranks":
-        """The same ranks, of which the last is the first: for sweeps from the end of a sequence to its beginning."""
-        other = copy(self)
-        other.rank, other.is_turned = self.size - 1 - self.rank, not self.is_turned
-        return other
+    def shared(self, cuts: list[int]) -> list[int]:
+        """List the packed sequences with tokens on several ranks."""
+        found = (self.open_at(cuts, rank) for rank in range(1, len(self.starts)))
+        return sorted({i for i in found if i is not None})
+
+    def holder(self, position: int) -> int:
+        """Return the rank in whose stretch a token is."""
+        return bisect_right(self.starts, position) - 1
+
+    def sequences(self, cuts: list[int]) -> tuple[list[int], list[int]]:
+        """Return the packed sequences with tokens in this rank's stretch, and their bounds there; of an empty stretch the first,
+        which is empty there too."""
+        start, stop = self.starts[self.rank : self.rank + 2]
+        here = [i for i in range(len(cuts) - 1) if max(cuts[i], start) < min(cuts[i + 1], stop)]
+        if not here:
+            return [0], [0, 0]
+        return here, [max(cuts[i], start) - start for i in here] + [stop - start]
 
 
 # of the process, not of the thread: activation checkpointing computes again what autograd's own threads need
@@ -59,42 +86,13 @@ _active: Ranks | None = None
 
 
 def active() -> Ranks | None:
-    """The ranks that share the sequences of calls made now; None if each process has whole ones."""
+    """Return the ranks that share the sequences of calls made now; None if each process has whole ones."""
     return _active
 
 
 @contextmanager
-def sequence(group: Any = None) -> Iterator[Ranks]:
-    """Within this context, ops take and return this rank's stretch of every sequence.
-
-        with tarnn.parallel.sequence(group):
-            loss = loss_of(model(stretch))       # stretch (b, t of this rank, …)
-            loss.backward()
-
-    Stretches follow one another in the order of ranks, and may differ in length. All ranks make the same calls with the same
-    weights, forward and backward. Tensors with a time axis are stretches: q, k, v, key_mask, log_decay, key_log_weight, and
-    outputs. All else is of the whole sequence, the same on every rank: `cu_seqlens` bounds whole packed sequences, `state` is
-    what came before the first rank's stretch, and a returned state is that behind the last rank's. A gradient is that of the
-    sum of the ranks' losses, with regard to what this rank was given: those of weights have to be summed over ranks, as
-    DistributedDataParallel does.
-
-    What torch.compile has compiled runs as if it were not: graphs don't hold what ranks exchange.
-
-    group: a process group of torch.distributed, or one dimension of a device mesh (FSDP2's, accelerate's); None: all processes.
-    """
-    global _active
-    ranks, before = Ranks(group), _active
-    _active = ranks if ranks.size > 1 else None
-    try:
-        with nullcontext() if _active is None else torch.compiler.set_stance("force_eager"):
-            yield ranks
-    finally:
-        _active = before
-
-
-@contextmanager
 def among(ranks: Ranks | None) -> Iterator[None]:
-    """Within this context, ops take stretches of sequences that these ranks share; with None whole sequences."""
+    """Let these ranks share sequences within this context; None: each process has whole ones."""
     global _active
     before, _active = _active, ranks
     try:
@@ -103,12 +101,12 @@ def among(ranks: Ranks | None) -> Iterator[None]:
         _active = before
 
 
-def alone() -> AbstractContextManager[None]:
-    """Within this context, ops take whole sequences again: for ops that are made of others."""
-    return among(None)
+def refuse(what: str, remedy: str) -> NoReturn:
+    """Raise NotImplementedError for what would see one stretch alone."""
+    raise NotImplementedError(f"{what} has no form for sequences over several ranks. {remedy}")
 
 
-def refuse(what: str, remedy: str) -> None:
-    """Raise NotImplementedError within `sequence`, where `what` would see one stretch alone."""
-    if _active is not None:
-        raise NotImplementedError(f"{what} has no form for sequences over several ranks. {remedy}")
+def cut(x: Tensor, dim: int = 1, group: Any = None) -> Tensor:
+    """Return this rank's stretch of x along `dim`, a view: as equal as can be, the first ones longer by one token if need be."""
+    ranks = group if isinstance(group, Ranks) else Ranks(group)
+    return x.tensor_split(ranks.size, dim)[ranks.rank]

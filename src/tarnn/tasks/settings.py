@@ -202,11 +202,6 @@ class RunSettings:
         return 1e-3
 
     @property
-    def processes_per_sequence(self) -> int:
-        """How many processes share each sequence; 1: all have sequences of their own."""
-        return 1
-
-    @property
     def recipe(self) -> dict[str, Any]:
         """Fields of TrainingArguments that this kind of run sets otherwise than `training_arguments` does."""
         return {}
@@ -226,6 +221,7 @@ class RunSettings:
     def differences(self, saved: dict[str, Any]) -> list[tuple[str, Any, Any]]:
         """(option, saved value, value now) of all choices that a resumed run must share and does not."""
         now, saved = self.as_json(), {"task": "text", **saved}
+        saved.pop("sequence_parallel", None)  # of older runs, which might change it
         free = {f.name for f in fields(self) if f.metadata.get("may_change")}
         keys = sorted((set(now) | set(saved)) - free)
         return [(flag_of(k), saved.get(k), now.get(k)) for k in keys if saved.get(k) != now.get(k)]

@@ -139,22 +139,16 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
         try_parts(args)
     except Exception as error:  # of as many kinds as there are parts
         raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error
-    refuse_processes(settings.processes_per_sequence, args)
+    refuse_sharding_alone(args)
     return args
 
 
-def refuse_processes(per_sequence: int, args: TrainingArguments) -> None:
-    """UserError for sharding in one process, and for a number of processes that can't share sequences equally."""
+def refuse_sharding_alone(args: TrainingArguments) -> None:
+    """Raise UserError for weights that are to be sharded in one process."""
     if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
         raise UserError(
             "--set fsdp shards a model over processes, and here there is one; start several (torchrun --nproc-per-node 2 "
             "-m tarnn train …), or leave it out."
-        )
-    if args.world_size % per_sequence:
-        raise UserError(
-            f"--sequence-parallel {per_sequence} needs {per_sequence} processes for each sequence, and here there are "
-            f"{args.world_size} in all; start a multiple of {per_sequence}: torchrun --nproc-per-node {per_sequence} -m "
-            "tarnn train …"
         )
 
 

@@ -21,7 +21,7 @@ def refuse_too_large(task: Task, args: TrainingArguments) -> None:
     config, example = task.config(), task.collate(task.examples.__getitems__([0]))
     weights, places = config.num_parameters_estimate(), example.get("attention_mask")  # of frames, of many numbers each
     longest = max(x.numel() for x in (example.values() if places is None else [places]))
-    tokens = args.train_batch_size * -(-longest // task.settings.processes_per_sequence)
+    tokens = args.train_batch_size * longest
     per_token = 4 * (config.hidden_size * config.num_hidden_layers + (getattr(config, "vocab_size", 0) or 0))
     on_gpu = args.device.type == "cuda"
     free = torch.cuda.mem_get_info(args.device)[0] if on_gpu else psutil.virtual_memory().available

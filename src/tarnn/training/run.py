@@ -23,7 +23,7 @@ from tarnn._version import __version__
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.errors import UserError
 from tarnn.matmul import LEAST, fast_matmul, product_size, refusal
-from tarnn.parallel.alike import check_alike
+from tarnn.parallel.agreement import check_alike
 from tarnn.tasks import TASKS, RunSettings
 from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
@@ -39,7 +39,6 @@ from tarnn.training.processes import distributed, everywhere, refuse_disagreemen
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.status_line import StatusLine
-from tarnn.training.stretches import Stretches
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
@@ -124,15 +123,15 @@ def keep_step(args: TrainingArguments, settings: RunSettings, saved: dict[str, A
     begun = (saved or {}).get("run", {})
     usual = settings.batch_size * settings.accumulate
     examples = int(shared(begun.get("examples_per_step") or usual * begun.get("processes", 0))[0])
-    readers = args.world_size // settings.processes_per_sequence
-    if examples in (0, usual * readers):
+    processes = args.world_size
+    if examples in (0, usual * processes):
         return settings
-    if examples % readers:
+    if examples % processes:
         raise UserError(
-            f"a step of this run has {examples} examples, which {readers} processes can't share equally; resume it with "
+            f"a step of this run has {examples} examples, which {processes} processes can't share equally; resume it with "
             f"a number of processes that divides {examples}."
         )
-    each = examples // readers
+    each = examples // processes
     accumulate = next(n for n in range(-(-each // settings.batch_size), each + 1) if each % n == 0)
     args.per_device_train_batch_size, args.gradient_accumulation_steps = each // accumulate, accumulate
     return replace(settings, batch_size=each // accumulate, accumulate=accumulate)
@@ -140,8 +139,7 @@ def keep_step(args: TrainingArguments, settings: RunSettings, saved: dict[str, A
 
 def step_size(settings: RunSettings, task: Trainable, args: TrainingArguments) -> int:
     """Return what a step of all processes counts: tokens, images."""
-    readers = args.world_size // settings.processes_per_sequence
-    return args.train_batch_size * args.gradient_accumulation_steps * readers * task.per_example
+    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size * task.per_example
 
 
 def typical_size(args: TrainingArguments, task: Trainable, model: nn.Module) -> float:
@@ -171,7 +169,6 @@ def run(
             keep=settings.keep,
             clock=Clock(),
             interruption=Interruption(show),
-            stretches=Stretches(args.process_index, args.world_size, settings.processes_per_sequence),
         )
         size = step_size(settings, task, args)
         status = StatusLine(lambda step: fraction_done(trainer, step), trainer.clock, task, size, show)

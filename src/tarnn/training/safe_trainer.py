@@ -27,7 +27,6 @@ from tarnn.training.interruption import Interruption
 from tarnn.training.metrics import measures
 from tarnn.training.processes import largest
 from tarnn.training.sharding import local, shard_on_cpu
-from tarnn.training.stretches import RepeatedBatches, Stretches
 
 CALIBRATION = 16  # examples
 
@@ -53,11 +52,10 @@ class SafeTrainer(Trainer):
         keep: int,
         clock: Clock,
         interruption: Interruption,
-        stretches: Stretches,
         **kwargs: Any,
     ):
         self.task, self.folder, self.keep, self.clock = task, folder, keep, clock
-        self.interruption, self.stretches = interruption, stretches
+        self.interruption = interruption
         self.batches = task.validation(args.eval_batch_size)
         self.run_state = RunState()
         self.budget: TimeBudget | None = None
@@ -87,14 +85,14 @@ class SafeTrainer(Trainer):
     def forward_on_examples(self, model: Any) -> None:
         """The model on the first examples of the run: what its feature maps are calibrated with."""
         rows = cast(Any, self.train_dataset).__getitems__(list(self.task.sampler(CALIBRATION, self.args.seed)))
-        self.task.loss(model, self._prepare_inputs(self.stretches.shortened(self.task.collate(rows))))
+        self.task.loss(model, self._prepare_inputs(self.task.collate(rows)))
 
     # Data: one endless row of examples, so that epochs have no seam and a resumed run needs no special case.
 
     def _get_train_sampler(self, train_dataset=None) -> Sampler[int]:
         args = self.args
-        examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * self.stretches.readers
-        return RepeatedBatches(self.task.sampler(examples, args.seed), args.train_batch_size, self.stretches.size)
+        examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
+        return self.task.sampler(examples, args.seed)
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # the Trainer would count all parameters anew at every step
@@ -107,17 +105,15 @@ class SafeTrainer(Trainer):
         if targets is None or len(batch_samples) * self.args.world_size == 1:
             return None
         count = torch.stack([(batch[targets] != IGNORED).sum() for batch in batch_samples]).sum()
-        per_reader = cast(Tensor, self.accelerator.reduce(count.to(device, widest(device)), "mean"))
-        return (per_reader / self.stretches.size).float()
+        return cast(Tensor, self.accelerator.reduce(count.to(device, widest(device)), "mean")).float()
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """The loss of this process's part of a step; the mean of all processes' is that of all targets."""
-        part = self.stretches.cut(inputs)  # a task without targets need not know of counts
-        return self.task.loss(model, part, *([] if num_items_in_batch is None else [num_items_in_batch]))
+        # a task without targets need not know of counts
+        return self.task.loss(model, inputs, *([] if num_items_in_batch is None else [num_items_in_batch]))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        with self.stretches.together():
-            loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
         self._loss_of_step = loss if self._loss_of_step is None else self._loss_of_step + loss
         return loss
 
@@ -153,7 +149,7 @@ class SafeTrainer(Trainer):
         batches = self.batches if eval_dataset is None else eval_dataset
         assert batches is not None
         assert self.model is not None
-        started, reader, readers = self.clock(), self.stretches.reader, self.stretches.readers
+        started, reader, readers = self.clock(), self.args.process_index, self.args.world_size
         count = self.run_state.validation_batches or len(batches)
         chosen = [i * len(batches) // count for i in range(count)]
         self.model.eval()
@@ -176,9 +172,8 @@ class SafeTrainer(Trainer):
         return metrics
 
     def outcome(self, batch: dict[str, Tensor]) -> Tensor:
-        """The sums of a validation batch, or of this process's stretch of it."""
-        with self.stretches.together():
-            return self.task.outcome(self.model, self._prepare_inputs(self.stretches.cut(batch)))[0]
+        """Compute the sums of a validation batch."""
+        return self.task.outcome(self.model, self._prepare_inputs(batch))[0]
 
     @torch.no_grad()
     def prepare_validation(self, report: Callable[[str], None]) -> None:
@@ -190,7 +185,7 @@ class SafeTrainer(Trainer):
             started = time.perf_counter()
             self.outcome(self.batches[0])
         every = self.run_state.validation_batches or len(self.batches)
-        count = self.budget.plan_validation((time.perf_counter() - started) / self.stretches.readers, every)
+        count = self.budget.plan_validation((time.perf_counter() - started) / self.args.world_size, every)
         if count < len(self.batches):
             self.run_state.validation_batches = count
             report(f"validation: {count:,} of {len(self.batches):,} batches, so that it takes a small part of the time")

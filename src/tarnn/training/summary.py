@@ -57,7 +57,7 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         f"{model.get('num_attention_heads')} heads" + "".join(f", {key} {value}" for key, value in kinds.items()),
         "step": task.step_row(run[f"{task.counted}_per_step"])
         + (f" × {settings.accumulate} accumulated" if settings.accumulate > 1 else "")
-        + over_processes(run["processes"], settings.processes_per_sequence),
+        + (f" × {run['processes']} processes" if run["processes"] > 1 else ""),
         "length": " or ".join(length),
         "learning rate": f"{settings.learning_rate:g}, {schedule(settings)}",
         "redraw": f"every {settings.redraw_every:,} steps" if settings.redraw_every else "never",
@@ -70,13 +70,6 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         del rows["redraw"]
     rows |= {f"set {key}": repr(value) for key, value in settings.training_arguments.items()}
     return "\n".join(f"{name:>14}  {value}" for name, value in rows.items())
-
-
-def over_processes(processes: int, per_sequence: int) -> str:
-    """How a step is shared out: batches, and sequences where they are cut."""
-    readers = processes // per_sequence
-    text = f" × {readers} {'processes' if per_sequence == 1 else 'groups of processes'}" if readers > 1 else ""
-    return text + (f", each sequence over {per_sequence} processes" if per_sequence > 1 else "")
 
 
 def schedule(settings: RunSettings) -> str:

@@ -15,7 +15,6 @@ from tarnn.ops.linear.op import linear_attention
 from tarnn.ops.linear.state import LinearState
 from tarnn.ops.scan.diagonal import diagonal_scan
 from tarnn.ops.scan.state import ScanState
-from tarnn.parallel.group import refuse
 
 _IDENTITY = Identity()
 NORM_EPS = 1e-6  # of its normalised queries and keys
@@ -165,7 +164,6 @@ def with_bonus(
 ) -> tuple[Tensor, Tensor | None]:
     """RWKV-6: o_t = (S_{t−1} + Diag(u) k vᵀ)ᵀ r, S ← Diag(e^w) S + k vᵀ, with u (h, d)."""
     _refuse(reverse=reverse)
-    refuse("RWKV-6", "Compute it outside of tarnn.parallel.sequence.")
     r, k, v, w = (x.transpose(1, 2) for x in (r * (r.shape[-1] ** -0.5 if scale is None else scale), k, v, w))
     S = _state(initial_state, False, r)
     if S is None:

@@ -6,11 +6,8 @@ from torch import Tensor
 from tarnn.kernels.convolution import Call, Gradients, Outputs
 from tarnn.ops.convolution.arguments import make_call
 from tarnn.ops.convolution.state import ConvolutionState
-from tarnn.ops.convolution.stretches import convolve_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
-from tarnn.parallel.agreement import telling
-from tarnn.parallel.group import active
 
 convolve = Op("convolution", Call, Outputs, Gradients, ("o", "S"))
 with_operator(convolve, "short_convolution")
@@ -51,8 +48,6 @@ def short_convolution(
     cast first.
     NaN and infinities: they show in the w outputs that see them; at masked tokens anything may stand.
 
-    Within `tarnn.parallel.sequence`, x, key_mask and o are this rank's stretch.
-
     Kept for backward: x, weight and bias. Twice differentiable. Raises ValueError or TypeError for what doesn't fit.
 
     >>> import torch
@@ -60,11 +55,6 @@ def short_convolution(
     >>> short_convolution(x, weight)[0, :, 0].tolist()
     [1.0, 2.0, 3.0, 4.0, 4.0]
     """
-    if (ranks := active()) is not None:
-        with telling(ranks):
-            call = make_call(x, weight, bias, causal, activation, key_mask, cu_seqlens, state, return_state)
-        o, tokens = convolve_stretch(ranks, convolve, call, return_state)
-        return o if tokens is None else (o, ConvolutionState(tokens))
     call = make_call(x, weight, bias, causal, activation, key_mask, cu_seqlens, state, return_state)
     outputs = convolve(call, with_state=return_state)
     return (outputs.o, ConvolutionState(outputs.S)) if return_state else outputs.o

@@ -5,16 +5,13 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.low_rank_delta import IN_TIME, Call, Gradients, Outputs
+from tarnn.kernels.low_rank_delta import Call, Gradients, Outputs
 from tarnn.numerics import autocast, wide
 from tarnn.ops.checks import check_key_mask, check_packing, check_tensors, shapes
 from tarnn.ops.delta.state import DeltaState
-from tarnn.ops.delta.stretches import compute_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import DELTA, names_ours
-from tarnn.parallel.agreement import telling
-from tarnn.parallel.group import active
 
 compute = Op("low_rank_delta", Call, Outputs, Gradients, ("o", "S"))
 with_operator(compute, "low_rank_delta")
@@ -58,8 +55,6 @@ def low_rank_delta_rule(
     Not finite: a NaN in k, v, a, b or a decay shows in all outputs of its row and head from its position on, one in q in its own
     output. Outputs before it stay as they are, to the bit. What stands at masked tokens reaches no other token.
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
-
     Raises ValueError or TypeError where shapes, dtypes or options don't fit.
 
     RWKV-7: Peng et al. 2025, eq. 17 (arXiv 2503.14456).
@@ -69,13 +64,7 @@ def low_rank_delta_rule(
     >>> low_rank_delta_rule(q, k, v, a, b).shape
     torch.Size([1, 2, 5, 4])
     """
-    given = (q, k, v, a, b, log_decay, scale, key_mask, cu_seqlens, state)
-    if (ranks := active()) is not None:
-        with telling(ranks):
-            call = _make_call(*given)
-        o, S = compute_stretch(ranks, compute, call, IN_TIME, return_state)
-        return o if S is None else (o, DeltaState(S))
-    call = _make_call(*given)
+    call = _make_call(q, k, v, a, b, log_decay, scale, key_mask, cu_seqlens, state)
     outputs = compute(call, with_state=return_state)
     return (outputs.o, DeltaState(outputs.S)) if return_state else outputs.o
 

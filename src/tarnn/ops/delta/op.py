@@ -3,15 +3,12 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.delta import IN_TIME, Call, Gradients, Outputs
+from tarnn.kernels.delta import Call, Gradients, Outputs
 from tarnn.ops.delta.arguments import make_call
 from tarnn.ops.delta.state import DeltaState
-from tarnn.ops.delta.stretches import compute_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import DELTA, names_ours
-from tarnn.parallel.agreement import telling
-from tarnn.parallel.group import active
 
 compute = Op("delta", Call, Outputs, Gradients, ("o", "S"))
 with_operator(compute, "delta_rule")
@@ -68,8 +65,6 @@ def delta_rule(
 
     Kept for backward: q, k, v, β, log_decay, and one state in 256 tokens. Twice differentiable.
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
-
     Raises ValueError or TypeError where shapes, dtypes or options don't fit; on a CPU also for β outside 0…2 and for a
     log_decay above 0, unless the call is traced.
 
@@ -81,12 +76,6 @@ def delta_rule(
     >>> delta_rule(q, k, v, beta, log_decay=log_decay, normalize_qk=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    given = (q, k, v, beta, log_decay, normalize_qk, scale, key_mask, cu_seqlens, state)
-    if (ranks := active()) is not None:
-        with telling(ranks):
-            call = make_call(*given)
-        o, S = compute_stretch(ranks, compute, call, IN_TIME, return_state)
-        return o if S is None else (o, DeltaState(S))
-    call = make_call(*given)
+    call = make_call(q, k, v, beta, log_decay, normalize_qk, scale, key_mask, cu_seqlens, state)
     outputs = compute(call, with_state=return_state)
     return (outputs.o, DeltaState(outputs.S)) if return_state else outputs.o

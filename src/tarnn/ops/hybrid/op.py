@@ -29,9 +29,7 @@ from tarnn.ops.hybrid.arguments import Options, check_global_tokens, check_lengt
 from tarnn.ops.hybrid.attend import attend, is_watched
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.hybrid.step import take_step
-from tarnn.ops.hybrid.stretches import Inputs, attend_stretch
 from tarnn.other_names import FUNCTION, names_ours
-from tarnn.parallel.group import active, refuse
 
 
 @names_ours(FUNCTION)
@@ -73,22 +71,10 @@ def hybrid_attention(
     as in `linear_attention`: nothing later changes an earlier output, finite or not, and a NaN shows wherever it is used, also
     in calls and steps that go on from a state.
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch; exact_queries not causal only.
-
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
     q, k, v = autocast(q, k, v)
-    if (ranks := active()) is not None:
-        options: dict[str, Any] = {"causal": causal, "window": window, "sinks": sinks, "slots": slots, "scale": scale}
-        options |= {"far_bias": far_bias, "softcap": softcap, "far_until": far_until, "exact_queries": exact_queries}
-        options["global_tokens"] = global_tokens
-        inputs = Inputs(q, k, v, key_mask, log_decay)
-        o, state, rho = attend_stretch(
-            ranks, hybrid_attention, inputs, cu_seqlens, state, return_state, feature_map, options
-        )
-        found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
-        return found if len(found) > 1 else o
     check_global_tokens(global_tokens, q, causal)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     check_options(
@@ -115,19 +101,24 @@ def hybrid_attention(
         )
     state_too = state is not None or return_state or return_far_share
     with full_precision(q):
-        if (
-            one
-            and state is not None
-            and (inplace or not is_watched(how, q, k, v, log_decay, *pytree.tree_leaves(state)))
-        ):
-            state.check(how, q.dtype)
-            o, state, rho = take_step(how, q, k, v, log_decay, state, inplace=inplace)
-        elif cu_seqlens is not None:
-            o, state, rho = _packed(how, q, k, v, key_mask, marks, log_decay, state, bounds(cu_seqlens, t), state_too)
-        else:
-            o, state, rho = _compact(how, q, k, v, key_mask, marks, log_decay, state, state_too)
+        inputs = (q, k, v, key_mask, cu_seqlens, marks, log_decay)
+        o, state, rho = compute_attention(how, *inputs, state, state_too, one, inplace)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
     return found if len(found) > 1 else o
+
+
+def compute_attention(
+    how: Options, q, k, v, key_mask, cu_seqlens, marks, log_decay, state, state_too: bool, one: bool, inplace: bool
+) -> tuple[Tensor, HybridState | None, Tensor]:
+    """Compute o, the state after it and ρ from checked arguments; `one` token without masks may be a step. `tarnn.parallel` puts
+    its own function in this place."""
+    if one and state is not None and (inplace or not is_watched(how, q, k, v, log_decay, *pytree.tree_leaves(state))):
+        state.check(how, q.dtype)
+        return take_step(how, q, k, v, log_decay, state, inplace=inplace)
+    if cu_seqlens is not None:
+        cuts = bounds(cu_seqlens, q.shape[2])
+        return _packed(how, q, k, v, key_mask, marks, log_decay, state, cuts, state_too)
+    return _compact(how, q, k, v, key_mask, marks, log_decay, state, state_too)
 
 
 def hybrid_step(
@@ -149,7 +140,6 @@ def hybrid_step(
         raise ValueError(
             f"a step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, hybrid_attention(state=…)."
         )
-    refuse("hybrid_step", "A token is one that all ranks have: take steps outside of tarnn.parallel.sequence.")
     return hybrid_attention(
         q, k, v, feature_map, causal=True, window=window, state=state, return_state=True, inplace=inplace, **options
     )

@@ -5,7 +5,6 @@ token, faded by the token's own decay.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple, cast
 
 import torch
@@ -14,12 +13,10 @@ from torch import Tensor
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.numerics import autocast, default_eps, finite, full_precision, widen
+from tarnn.ops.backwards import Backwards
 from tarnn.ops.checks import check_attention, check_decay
 from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.linear.arguments import is_at_least_one
-from tarnn.ops.linear.sweeps import Order, Sweep, two_sweeps
-from tarnn.parallel.agreement import looks, telling
-from tarnn.parallel.group import active
 from tarnn.units import causal_units
 
 _IDENTITY = Identity()
@@ -33,23 +30,22 @@ class Sides(NamedTuple):
     forward: Tensor  # (b, m, t) or (b, m, t, f); 0 at masked tokens
     back: Tensor
     key_mask: Tensor | None
-    first: Sweep
-    second: Sweep
-    order: Order
+    cu_seqlens: Tensor | None
+    order: Backwards
 
     def sums(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
-        """Σ of weighted values over the keys up to each query's own."""
-        options = {"key_mask": self.key_mask, "log_decay": log_decay}
-        return self.first.run(self.attend, q, k, self.v, phi, **options)
+        """Sum weighted values over the keys up to each query's own."""
+        return self._sweep(q, k, self.v, phi, log_decay, self.key_mask)
 
     def sums_behind(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
-        """The same over the keys behind it; q, k and log_decay as the sweep meets them."""
-        key_mask, order = self.key_mask, self.order
-        if key_mask is None and self.second.stretch is not None:
-            key_mask = torch.ones(self.v.shape[0], self.v.shape[2], dtype=torch.bool, device=self.v.device)
-        options = {"key_mask": None if key_mask is None else order.keys(key_mask, 1, of_none=False)}
-        options["log_decay"] = log_decay
-        return order.outputs(self.second.run(self.attend, q, k, order.keys(self.v), phi, **options))
+        """Sum them over the keys after it; q, k and log_decay in the order of the sweep."""
+        order = self.order
+        key_mask = None if self.key_mask is None else order.keys(self.key_mask, 1)
+        return order.outputs(self._sweep(q, k, order.keys(self.v), phi, log_decay, key_mask))
+
+    def _sweep(self, q: Tensor, k: Tensor, v: Tensor, phi: FeatureMap, log_decay: Tensor, key_mask) -> Tensor:
+        options = {"causal": True, "normalize": False, "cu_seqlens": self.cu_seqlens, "log_decay": log_decay}
+        return self.attend(q, k, v, phi, key_mask=key_mask, **options)
 
 
 def attend_both_sides(
@@ -57,21 +53,16 @@ def attend_both_sides(
 ) -> Tensor:
     """What `linear_attention` says of log_decay_back, by `attend`, which is that function where it is causal."""
     q, k, v = autocast(q, k, v)
-    ranks = active()
-    with nullcontext() if ranks is None else telling(ranks):
-        at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype
-        _check(q, k, v, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
-    facts = {"the op": "linear_attention to both sides", "normalize": normalize}
-    if ranks is not None:
-        facts |= {"key_mask": looks(key_mask, 1), "key_log_weight": looks(key_log_weight, 2)}
-    first, second, order = two_sweeps(ranks, facts, q.shape[2], cu_seqlens, q.device)
+    at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype
+    _check(q, k, v, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
+    order = Backwards(q.shape[2], cu_seqlens, q.device)
     phi = map_of(feature_map, q, normalize is True)
     eps = default_eps(q.dtype) if eps is None else float(eps)
     with full_precision(q):  # sums are rounded after they are added and divided
         q, k, v = widen(q), widen(k), widen(v)
         forward, back = (_decay_of_tokens(x.to(v.dtype), v, key_mask) for x in (log_decay, log_decay_back))
         values = torch.cat([v, torch.ones_like(v[..., :1])], -1) if normalize else v
-        sides = Sides(attend, values, forward, back, key_mask, first, second, order)
+        sides = Sides(attend, values, forward, back, key_mask, cu_seqlens, order)
         plain = phi.kernel and phi.kernel != "exp" and key_log_weight is None
         if plain and sides.forward.ndim == sides.back.ndim == 3:
             sums, unit = _of_kernels(sides, q, k, phi), None
@@ -143,7 +134,7 @@ class _Part(NamedTuple):
     x: Tensor | None  # (b, m, t, 1 or f)
     log_decay: Tensor  # (b, m, t, 1 or f)
 
-    def in_units(self, sweep: Sweep) -> tuple[tuple[Tensor, Tensor, FeatureMap, Tensor], Tensor | None]:
+    def in_units(self, cu_seqlens: Tensor | None) -> tuple[tuple[Tensor, Tensor, FeatureMap, Tensor], Tensor | None]:
         """Arguments of a sweep, and the logarithm of the unit of each of its sums, (b, h, t): −∞ without a key; None: of 1."""
         q, k, y, x, log_decay = self
         if x is None:
@@ -151,7 +142,9 @@ class _Part(NamedTuple):
             return (q, k, _IDENTITY, _narrow(log_decay)), None
         y = torch.zeros_like(q[..., :1]) if y is None else y
         x = x.expand(*x.shape[:3], max(x.shape[3], log_decay.shape[3]))
-        scaled = causal_units(y, x, log_decay, sweep.maxima_before(x, log_decay), sweep.bounds)
+        n = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        nothing = x.new_full((n, x.shape[1], x.shape[3]), -torch.inf)
+        scaled = causal_units(y, x, log_decay, nothing, cu_seqlens)
         unit = scaled.U.masked_fill(scaled.q.detach().amax(-1) == 0, -torch.inf)  # else the largest is 1
         return (q * scaled.q, k * scaled.k, _IDENTITY, _narrow(cast(Tensor, scaled.log_decay))), unit
 
@@ -170,12 +163,12 @@ def _of_features(
         order.queries(first.q),
         order.keys(first.k),
         order.queries(own if first.y is None else first.y + own),
-        None if first.x is None else order.keys(first.x, of_none=-torch.inf),
+        None if first.x is None else order.keys(first.x),
         order.keys(sides.back if sides.back.ndim == 4 else sides.back[..., None]),
     )
-    sweep, unit = first.in_units(sides.first)
+    sweep, unit = first.in_units(sides.cu_seqlens)
     before = sides.sums(*sweep)
-    sweep, unit_behind = second.in_units(sides.second)
+    sweep, unit_behind = second.in_units(sides.cu_seqlens)
     behind = sides.sums_behind(*sweep)
     if unit is None or unit_behind is None:
         return before + behind, None

@@ -1,5 +1,7 @@
 """Linear attention: one function for every device, map, mask, decay and state."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -9,11 +11,9 @@ from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.ops.linear.arguments import make_call, with_log_weights
 from tarnn.ops.linear.both_sides import attend_both_sides, check_sides
 from tarnn.ops.linear.state import LinearState
-from tarnn.ops.linear.stretches import Arguments, attend_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import FUNCTION, names_ours
-from tarnn.parallel.group import active
 
 _ELU = Elu()
 
@@ -104,8 +104,6 @@ def linear_attention(
     ordinary tensors under autograd, and so are all where key_log_weight meets a decay per channel: their sums have a maximum
     for each channel.) Twice differentiable.
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
-
     Raises ValueError or TypeError where shapes, dtypes or options don't fit.
 
     Katharopoulos et al. 2020, eq. 4–15 (arXiv 2006.16236); Choromanski et al. 2021, algorithm 1 (arXiv 2009.14794).
@@ -119,8 +117,11 @@ def linear_attention(
         options = (normalize, eps, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
         return attend_both_sides(linear_attention, q, k, v, feature_map, *options)
     given = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
-    if (ranks := active()) is not None:
-        return attend_stretch(ranks, attend, Arguments(*given), return_state)
+    return compute_attention(given, return_state)
+
+
+def compute_attention(given: tuple[Any, ...], return_state: bool) -> Any:
+    """Compute o, or (o, state), from the arguments of `make_call`. `tarnn.parallel` puts its own function in this place."""
     made = make_call(*given)
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)

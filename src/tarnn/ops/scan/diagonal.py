@@ -3,16 +3,13 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.diagonal_scan import IN_TIME, Call, Gradients, Outputs
+from tarnn.kernels.diagonal_scan import Call, Gradients, Outputs
 from tarnn.ops.checks import check_tensors
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.ops.scan.arguments import check_inputs, check_one_token, checked_state
 from tarnn.ops.scan.state import ScanState
-from tarnn.ops.scan.stretches import scan_stretch, summed
 from tarnn.other_names import SCAN, names_ours
-from tarnn.parallel.agreement import telling
-from tarnn.parallel.group import active
 
 _scan = Op("diagonal_scan", Call, Outputs, Gradients, ("o", "h"))
 with_operator(_scan, "diagonal_scan")
@@ -47,8 +44,6 @@ def diagonal_scan(
     Returns all h_i, (b, t, c) in the type of x, and the last as a `ScanState`. Autocast changes nothing: h is float32, float64
     for float64 inputs. Kept for backward: x, log_decay, and on a CPU one state in 64 tokens. Twice differentiable.
 
-    Within `tarnn.parallel.sequence`, x, log_decay, key_mask and o are this rank's stretch.
-
     Raises ValueError or TypeError where shapes, types or options don't fit.
 
     De et al. 2024, eq. 4 (arXiv 2402.19427).
@@ -56,12 +51,7 @@ def diagonal_scan(
     >>> diagonal_scan(torch.ones(1, 3, 1), torch.full((1, 3, 1), 0.5).log()).flatten().tolist()
     [1.0, 1.5, 1.75]
     """
-    if (ranks := active()) is not None:
-        with telling(ranks):
-            call = _call(x, log_decay, key_mask, cu_seqlens, state)
-        o, h = scan_stretch(ranks, _scan, call, IN_TIME, _total_decay, return_state)
-    else:
-        o, h = _scan(_call(x, log_decay, key_mask, cu_seqlens, state), with_state=return_state)[:2]
+    o, h = _scan(_call(x, log_decay, key_mask, cu_seqlens, state), with_state=return_state)[:2]
     return (o, ScanState(h)) if return_state else o
 
 
@@ -90,7 +80,3 @@ def _call(x, log_decay, key_mask, cu_seqlens, state) -> Call:
     check_inputs("x and log_decay (b, t, c)", fits, inputs, key_mask, cu_seqlens)
     call = Call(x, log_decay, None, key_mask, cu_seqlens)
     return call._replace(h=checked_state(state, call.state_shape, x))
-
-
-def _total_decay(call: Call) -> Tensor:
-    return summed(call.log_decay, call.key_mask, call.dtype)

@@ -3,16 +3,13 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.selective_scan import IN_TIME, Call, Gradients, Outputs
+from tarnn.kernels.selective_scan import Call, Gradients, Outputs
 from tarnn.ops.checks import check_tensors
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.ops.scan.arguments import check_inputs, check_one_token, checked_state
 from tarnn.ops.scan.state import ScanState
-from tarnn.ops.scan.stretches import scan_stretch, summed
 from tarnn.other_names import SCAN, names_ours
-from tarnn.parallel.agreement import telling
-from tarnn.parallel.group import active
 
 _scan = Op("selective_scan", Call, Outputs, Gradients, ("o", "h"))
 with_operator(_scan, "selective_scan")
@@ -54,8 +51,6 @@ def selective_scan(
     nothing: h is float32, float64 for float64 inputs. Kept for backward: the inputs, and on a CPU one state in 64 tokens; never a
     state per token. Twice differentiable.
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
-
     Raises ValueError or TypeError where shapes, types or options don't fit.
 
     Gu and Dao 2023, algorithm 2 (arXiv 2312.00752).
@@ -64,12 +59,7 @@ def selective_scan(
     >>> selective_scan(x, x, -torch.ones(3, 2), BC, BC).shape
     torch.Size([1, 5, 3])
     """
-    if (ranks := active()) is not None:
-        with telling(ranks):
-            call = _call(x, dt, A, B, C, D, key_mask, cu_seqlens, state)
-        o, h = scan_stretch(ranks, _scan, call, IN_TIME, _total_decay, return_state)
-    else:
-        o, h = _scan(_call(x, dt, A, B, C, D, key_mask, cu_seqlens, state), with_state=return_state)[:2]
+    o, h = _scan(_call(x, dt, A, B, C, D, key_mask, cu_seqlens, state), with_state=return_state)[:2]
     return (o, ScanState(h)) if return_state else o
 
 
@@ -111,7 +101,3 @@ def _fits(x, dt, A, B, C, D) -> bool:
         return False
     shared = (*x.shape[:2], A.shape[1])
     return B.shape == shared and C.shape == shared and (D is None or D.shape == x.shape[2:])
-
-
-def _total_decay(call: Call) -> Tensor:
-    return summed(call.dt, call.key_mask, call.dtype)[..., None] * call.A.to(call.dtype)

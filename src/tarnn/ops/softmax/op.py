@@ -16,10 +16,7 @@ from tarnn.numerics import marked, set_aside
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
 from tarnn.ops.softmax.state import KVCache
-from tarnn.ops.softmax.stretches import attend_stretch
 from tarnn.other_names import FUNCTION, names_ours
-from tarnn.parallel.agreement import telling
-from tarnn.parallel.group import active, refuse
 
 
 @names_ours(FUNCTION)
@@ -48,24 +45,34 @@ def softmax_attention(
     Returns (b, h, t, e), or that and the cache; with `return_weights`
     (o, the cache, the weights (b, h, t, s), of which o is then made).
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch; a returned cache has all keys.
-
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
-    checked = (q, k, v, causal, key_mask, cu_seqlens, key_log_weight, state, return_state)
-    if (ranks := active()) is not None:
-        with telling(ranks):
-            _check(*checked)
-        if return_weights:
-            refuse("return_weights of softmax attention", "Ask for the weights outside of tarnn.parallel.sequence.")
-        return attend_stretch(ranks, _attend, *checked, scale=scale, inplace=inplace)
-    _check(*checked)
+    _check(q, k, v, causal, key_mask, cu_seqlens, key_log_weight, state, return_state)
+    masks = (key_mask, cu_seqlens, key_log_weight)
+    return compute_attention(q, k, v, causal, scale, *masks, state, return_state, inplace, return_weights)
+
+
+def compute_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    key_log_weight: Tensor | None,
+    state: KVCache | None,
+    return_state: bool,
+    inplace: bool,
+    return_weights: bool,
+) -> Any:
+    """Compute what `softmax_attention` returns, from checked arguments. `tarnn.parallel` puts its own function in this place."""
     if cu_seqlens is not None:
         if return_weights or torch.compiler.is_compiling():  # one graph for any bounds: pairs are masked
             which = torch.searchsorted(cu_seqlens.long(), torch.arange(q.shape[2], device=q.device), right=True)
             options: dict[str, Any] = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
             options |= {"past": 0, "key_mask": None, "pairs": which[:, None] == which}
-            return _weighted(q, k, v, None, options) if return_weights else _attend(q, k, v, **options)
+            return _weighted(q, k, v, None, options) if return_weights else attend(q, k, v, **options)
         cuts = packing.bounds(cu_seqlens, q.shape[2])
         pieces = [
             softmax_attention(
@@ -90,7 +97,7 @@ def softmax_attention(
     options |= {"past": past, "key_mask": key_mask}
     if return_weights:
         return _weighted(q, k, v, state, options)
-    o = _attend(q, k, v, **options)
+    o = attend(q, k, v, **options)
     return (o, state) if return_state else o
 
 
@@ -109,7 +116,7 @@ def softmax_step(
         raise ValueError(f"softmax_step takes one token, q (b, h, 1, d); got {tuple(q.shape)}.")
     state = state.append(k, v, inplace=inplace)
     k, v, key_mask = state.read(q.dtype)
-    return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
+    return attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
 
 
 def _check(q, k, v, causal, key_mask, cu_seqlens, key_log_weight, state, return_state) -> None:
@@ -120,7 +127,7 @@ def _check(q, k, v, causal, key_mask, cu_seqlens, key_log_weight, state, return_
         raise ValueError("softmax_attention keeps no log-weights in its cache: pass key_log_weight without state.")
 
 
-def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=None):
+def attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=None):
     (t, s), groups = (q.shape[2], k.shape[2]), q.shape[1] // k.shape[1]
     if not s or not t:
         return q.new_zeros(*q.shape[:3], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
@@ -163,7 +170,7 @@ def _users(keys, groups: int, causal: bool, past: int, t: int, pairs) -> Tensor:
 def _weighted(q, k, v, state, options) -> tuple[Tensor, KVCache | None, Tensor]:
     """(o, state, weights): the weights are what attention makes of the unit vectors as values."""
     units = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
-    weights = _attend(q, k, units, **options)
+    weights = attend(q, k, units, **options)
     g, key_mask = v.shape[1], options["key_mask"]
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, :, None], 0.0)

@@ -11,7 +11,7 @@ from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.base import Task, Trained
-from tarnn.tasks.settings import LENGTH, MODEL, NOTHING_HELD_OUT, TokenSettings, flag_of, option
+from tarnn.tasks.settings import MODEL, NOTHING_HELD_OUT, TokenSettings, flag_of, option
 from tarnn.tasks.text.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ class WindowSettings(TokenSettings):
     """The same where a text is cut into sequences of one length."""
 
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
-    sequence_parallel: int = option(
-        1,
-        "Processes that share each sequence, a stretch each (torchrun).",
-        LENGTH,
-        least=1,
-        most=10**6,
-        may_change=True,
-    )
     start: Path | None = option(  # noqa: RUF009
         None, "Go on from the weights of this run, with its shape and tokenizer.", MODEL, flag="--from", metavar="RUN"
     )
@@ -44,15 +36,6 @@ class WindowSettings(TokenSettings):
             refuse_other_shape(self)
             object.__setattr__(self, "tokenizer", str(self.start))
         super().__post_init__()
-        if self.context < self.sequence_parallel:
-            raise UserError(
-                f"--sequence-parallel {self.sequence_parallel} leaves some processes no token of a --context of "
-                f"{self.context}; expected a context of {self.sequence_parallel} or more."
-            )
-
-    @property
-    def processes_per_sequence(self) -> int:
-        return self.sequence_parallel
 
 
 class WindowTask(Task):
@@ -77,11 +60,6 @@ class WindowTask(Task):
         self.tokenizer = self.corpus.tokenizer
         self.data_facts = self.corpus.facts
         self.hold_out(self.corpus.validation)
-        if 0 < self.validation_context < settings.sequence_parallel:
-            raise UserError(
-                f"the held-out text has {len(self.held_out)} tokens, too few for --sequence-parallel "
-                f"{settings.sequence_parallel}; hold out more, or nothing (--val-fraction 0)."
-            )
 
     def hold_out(self, ids: np.ndarray) -> None:
         """Take these ids for validation, in windows of at most the context; none where nothing but separators follows the

@@ -1,10 +1,10 @@
 """Linear attention of sequences that several ranks share, each with a stretch of them.
 
-A rank computes what its stretch alone leaves behind, S, z and M, and the sum D of its log-decays. All ranks gather these, which
-are as large for any length. Each folds those before its own (`fold.py`), and the op goes on from there as from any state.
+A rank computes the state after its stretch alone, S, z and M, and the sum D of its log-decays. All ranks gather these, which
+are as large for any length. Each folds those before its own (`_folded`), and the op goes on from there as from any state.
 Without causality all ranks read one state, the sum of all. Autograd differentiates this as it stands.
 
-Of packed sequences, one at most goes on from a rank to the next: a rank gathers what its last one leaves behind.
+Of packed sequences, one at most goes on from a rank to the next: ranks gather the states after their last ones.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,14 +17,11 @@ from tarnn.feature_maps.base import FeatureMap
 from tarnn.numerics import autocast, finite
 from tarnn.ops.checks import check_attention
 from tarnn.ops.linear.arguments import Made, check_sums, make_call, with_log_weights
-from tarnn.ops.linear.fold import Ends, folded, total_decay
+from tarnn.ops.linear.op import attend
 from tarnn.ops.linear.state import LinearState
-from tarnn.ops.stretches import Stretch
-from tarnn.parallel.agreement import telling
 from tarnn.parallel.collectives import add, gather, largest, tied
 from tarnn.parallel.group import Ranks
-
-Attend = Callable[..., Any]  # the op: (call, with_state=…) → outputs
+from tarnn.parallel.stretch import Stretch
 
 
 class Arguments(NamedTuple):
@@ -44,21 +41,35 @@ class Arguments(NamedTuple):
     state: LinearState | None
 
 
+class _Ends(NamedTuple):
+    """The states after each of p stretches alone, and the log-decay that each applies to the state before it."""
+
+    S: Tensor  # (p, n, g, f, e)
+    z: Tensor  # (p, n, g, f)
+    M: Tensor | None = None  # (p, n, g) or (p, n, g, f)
+    decay: Tensor | None = None  # (p, n, g, 1 or f)  the sums of log-decays
+
+    def some(self, start: int, stop: int) -> "_Ends":
+        M, decay = (None if x is None else x[start:stop] for x in (self.M, self.decay))
+        return _Ends(self.S[start:stop], self.z[start:stop], M, decay)
+
+
 _IN_TIME = ("k", "q", "v", "log_decay", "key_log_weight")
 
 
-def attend_stretch(ranks: Ranks, attend: Attend, given: Arguments, return_state: bool) -> Any:
-    """`linear_attention` of this rank's stretch: o, or (o, the state behind the last rank's)."""
+def compute_attention(ranks: Ranks, whole: Callable, arguments: tuple[Any, ...], return_state: bool) -> Any:
+    """Compute `linear_attention` of this rank's stretch: o, or (o, the state after the last rank's)."""
+    given = Arguments(*arguments)
     q, k, v = autocast(given.q, given.k, given.v)
     given = given._replace(q=q, k=k, v=v)
-    stretch = _Stretch(ranks, attend, given, return_state)
+    stretch = _Stretch(ranks, given, return_state)
     o, state = (stretch.causal if given.causal else stretch.full)(return_state)
     return (o, state) if return_state else o
 
 
 class _Stretch:
-    def __init__(self, ranks: Ranks, attend: Attend, given: Arguments, return_state: bool):
-        self.ranks, self.attend, self.given = ranks, attend, given
+    def __init__(self, ranks: Ranks, given: Arguments, return_state: bool):
+        self.ranks, self.given = ranks, given
         self.stretch = _agreed(ranks, given, return_state)
         self.layout, self.cuts, self.sequences = self.stretch.layout, self.stretch.cuts, self.stretch.here
         self.here = given._replace(cu_seqlens=self.stretch.local_bounds(given.cu_seqlens), state=None)
@@ -71,9 +82,9 @@ class _Stretch:
         cuts, layout = self.cuts, self.layout
         if cuts is None:
             ends = self._ends(self.made, self.here)
-            made = self._continued(_tied(folded(self.before, ends.some(0, self.ranks.rank)), ends))
+            made = self._continued(_tied(_folded(self.before, ends.some(0, self.ranks.rank)), ends))
             o, _ = self._run(made, False)
-            return o, folded(self.before, ends) if return_state else None
+            return o, _folded(self.before, ends) if return_state else None
         before = self.before.select(self._rows(self.sequences))
         if self.stretch.is_shared:
             last = self.stretch.last_tokens
@@ -81,7 +92,7 @@ class _Stretch:
             before = _tied(before, ends)
             if (i := layout.open_at(cuts, self.ranks.rank)) is not None:
                 rest = self.before.select(self._rows([i]))
-                rest = folded(rest, ends.some(layout.holder(cuts[i]), self.ranks.rank))
+                rest = _folded(rest, ends.some(layout.holder(cuts[i]), self.ranks.rank))
                 before = before.insert(self._rows([0]), rest)
         o, state = self._run(self._continued(before), return_state)
         if state is None:
@@ -89,14 +100,14 @@ class _Stretch:
         state = self._of_all(state, cuts)
         return tied(o, state.S), state
 
-    def _ends(self, made: Made, given: Arguments) -> Ends:
-        """What each rank's part of its keys leaves behind, from nothing, gathered."""
+    def _ends(self, made: Made, given: Arguments) -> _Ends:
+        """Gather the states after each rank's keys alone."""
         state = self._behind(made)
-        decay = total_decay(given.log_decay, given.v, given.key_mask, state.S.dtype)
-        return Ends(*gather(self.ranks, state.S, state.z, None if state.M is None else state.M, decay))
+        decay = _total_decay(given.log_decay, given.v, given.key_mask, state.S.dtype)
+        return _Ends(*gather(self.ranks, state.S, state.z, None if state.M is None else state.M, decay))
 
     def _of_all(self, state: LinearState, cuts: list[int]) -> LinearState:
-        """The states behind all packed sequences, each from the rank where it ends; behind empty ones, what was before."""
+        """Return the states after all packed sequences, each from the rank where it ends; after empty ones, the states before."""
         rows = self.stretch.ending()
         ended = [self.sequences[row] for row in rows]
         if self.ranks.rank == 0:
@@ -130,7 +141,7 @@ class _Stretch:
         return o, whole if return_state else None
 
     def _added(self, before: LinearState, state: LinearState) -> LinearState:
-        """A state and the sums of all ranks."""
+        """Add the sums of all ranks to a state."""
         if state.M is None:
             S, z = add(self.ranks, state.S, state.z)
             return _sum(before, LinearState(S, z))
@@ -141,17 +152,17 @@ class _Stretch:
     # --- calls
 
     def _behind(self, made: Made) -> LinearState:
-        """The state behind a call's keys, from nothing; with maxima wherever there are some to go on from."""
+        """Compute the state after a call's keys alone; with maxima wherever there are some to go on from."""
         call = made.call
         q, k = call.q.detach(), call.for_values(call.k)
         # without query heads: the kernels then make states alone
-        state = made.state_of(self.attend(call._replace(q=q[:, :0], k=k), with_state=True))
+        state = made.state_of(attend(call._replace(q=q[:, :0], k=k), with_state=True))
         if state.M is None and self.before.M is not None:
             return LinearState(state.S, state.z, torch.zeros_like(self.before.M[: len(state.z)]))
         return state
 
     def _changed(self, change: Callable[[Any], Any]) -> Made:
-        """The call with other tensors. Where features are in units of maxima, which depend on all keys, they are made again."""
+        """Change tensors of the call. Features in units of maxima, which depend on all keys, are made again."""
         if self.made.M is None:
             return self.made._replace(call=change(self.made.call))
         return make_call(*change(self.here))
@@ -160,14 +171,14 @@ class _Stretch:
         return self._changed(lambda x: _from(x, before))
 
     def _run(self, made: Made, return_state: bool) -> tuple[Tensor, LinearState | None]:
-        outputs = self.attend(made.call, with_state=return_state)
+        outputs = attend(made.call, with_state=return_state)
         o = with_log_weights(outputs.o, made.log_weight)
         return o, made.state_of(outputs) if return_state else None
 
     # --- states
 
     def _given_state(self) -> LinearState:
-        """The state given, checked, or one that has seen nothing; with a row for each whole sequence."""
+        """Return the given state, checked, or one that has seen nothing; with a row for each whole sequence."""
         call, state = self.made.call, self.given.state
         n = call.k.shape[0] if self.cuts is None else len(self.cuts) - 1
         (g, e), f, by_feature = (call.v.shape[1], call.v.shape[3]), call.num_features, self.made.M is not None
@@ -186,12 +197,11 @@ class _Stretch:
 
 
 def _agreed(ranks: Ranks, given: Arguments, return_state: bool) -> Stretch:
-    """This rank's part. UserError on all ranks if one's arguments are wrong, or of another kind than the others'."""
-    with telling(ranks):
-        options = (given.key_mask, given.cu_seqlens, given.log_decay, given.key_log_weight)
-        check_attention(given.q, given.k, given.v, given.causal, *options, grouped_values=True)
-        if given.state is not None and not isinstance(given.state, LinearState):
-            raise ValueError(f"state must be a LinearState(S, z, M); got {type(given.state).__name__}.")
+    """Make this rank's part. Raises UserError on all ranks if one's arguments are of another kind than the others'."""
+    options = (given.key_mask, given.cu_seqlens, given.log_decay, given.key_log_weight)
+    check_attention(given.q, given.k, given.v, given.causal, *options, grouped_values=True)
+    if given.state is not None and not isinstance(given.state, LinearState):
+        raise ValueError(f"state must be a LinearState(S, z, M); got {type(given.state).__name__}.")
     phi = given.feature_map if isinstance(given.feature_map, str) else repr(given.feature_map)
     more = {"feature_map": phi, "state": repr(given.state), "return_state": return_state}
     return Stretch.of(ranks, "linear_attention", given, _IN_TIME, axis=2, **more)
@@ -201,14 +211,14 @@ def _agreed(ranks: Ranks, given: Arguments, return_state: bool) -> Stretch:
 
 
 def _from(x: Any, state: LinearState) -> Any:
-    """Continued from a state."""
+    """Continue from a state."""
     if isinstance(x, Arguments):
         return x._replace(state=state)
     return x._replace(S=state.S, z=state.z, M=state.M)
 
 
 def _part(x: Any, part: slice) -> Any:
-    """At some positions, of one sequence."""
+    """Cut to some positions, of one sequence."""
     cut = {name: y[:, :, part] for name in ("q", "k", "v", "key_log_weight") if (y := getattr(x, name)) is not None}
     decay, mask = x.log_decay, x.key_mask
     decay = decay if decay is None or decay.ndim == 1 else decay[:, :, part]
@@ -219,13 +229,13 @@ def _without_keys(x: Any) -> Any:
     return x._replace(k=x.k[:, :, :0], v=x.v[:, :, :0], key_mask=None, key_log_weight=None)
 
 
-def _tied(state: LinearState, ends: Ends) -> LinearState:
-    """A state whose backward pass takes part in the exchange of ends, whatever is used of them."""
+def _tied(state: LinearState, ends: _Ends) -> LinearState:
+    """Let the backward pass of a state take part in the exchange of ends, whatever is used of them."""
     return LinearState(tied(state.S, ends.S), state.z, state.M)
 
 
 def _in_units(state: LinearState, M: Tensor) -> tuple[Tensor, Tensor]:
-    """S and z in units of e^M."""
+    """Return S and z in units of e^M."""
     assert state.M is not None
     keep = (state.M - finite(M)).exp()
     keep = keep if keep.ndim == 3 else keep[..., None]
@@ -233,7 +243,7 @@ def _in_units(state: LinearState, M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum(first: LinearState, second: LinearState) -> LinearState:
-    """The state of all keys that two states have seen."""
+    """Return the state of all keys that two states have seen."""
     if first.M is None or second.M is None:
         return LinearState(first.S + second.S, first.z + second.z)
     M = torch.maximum(first.M, second.M)
@@ -244,3 +254,48 @@ def _sum(first: LinearState, second: LinearState) -> LinearState:
 def _nothing_like(state: LinearState) -> LinearState:
     M = None if state.M is None else torch.full_like(state.M, -torch.inf)
     return LinearState(torch.zeros_like(state.S), torch.zeros_like(state.z), M)
+
+
+# --- states of stretches that follow one another
+
+
+def _folded(before: LinearState, ends: _Ends) -> LinearState:
+    """Return the state after p stretches that follow one another and a state; its M is None if theirs is:
+
+        S = Σ_j e^(M_j + D_j − M) S_j      D_j: log-decays of all stretches behind j, summed;  M = max_j (M_j + D_j)
+
+    M is a constant under autograd, as everywhere: it cancels.
+    """
+    S, z = torch.cat([before.S[None], ends.S]), torch.cat([before.z[None], ends.z])
+    weight = None
+    if ends.decay is not None:  # summed from the end, never a difference: −∞ costs no digits
+        behind = ends.decay.flip(0).cumsum(0).flip(0)
+        weight = torch.cat([behind, torch.zeros_like(before.z[None, ..., : behind.shape[-1]])])  # (p + 1, n, g, x)
+    M = None
+    if ends.M is not None and before.M is not None:
+        maxima = torch.cat([before.M[None], ends.M]).detach()
+        by_feature = maxima.ndim == 4
+        maxima = maxima if by_feature else maxima[..., None]
+        weight = maxima if weight is None else maxima + weight
+        most = weight.detach().amax(0)  # (n, g, x)
+        M = most if by_feature else most.amax(-1)  # channels that decay apart share one
+        weight = weight - finite(M if by_feature else M[..., None])
+    if weight is not None:
+        weight = weight.exp()
+        S, z = S * weight[..., None], z * weight
+    return LinearState(S.sum(0), z.sum(0), M)
+
+
+def _total_decay(log_decay: Tensor | None, v: Tensor, key_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Sum the log-decays (g,), (b, g, s) or (b, g, s, f) over values v (b, g, s, e): (b, g, 1 or f). At masked keys
+    no time passes."""
+    if log_decay is None:
+        return None
+    log_decay = log_decay.to(dtype)
+    if log_decay.ndim == 1:
+        log_decay = log_decay[None, :, None].expand(v.shape[:3])
+    if log_decay.ndim == 3:
+        log_decay = log_decay[..., None]
+    if key_mask is not None:
+        log_decay = log_decay.masked_fill(~key_mask[:, None, :, None], 0.0)
+    return log_decay.sum(2)

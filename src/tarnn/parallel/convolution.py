@@ -1,48 +1,34 @@
 """Short convolution of sequences that several ranks share: each gets the few real tokens next to its stretch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tarnn.kernels.convolution import Call
-from tarnn.ops.registration import Op
-from tarnn.ops.stretches import Stretch
-from tarnn.parallel.group import Ranks
+from tarnn.parallel.stretch import Stretch
 
 
-def convolve_stretch(ranks: Ranks, op: Op, call: Call, return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """o of this rank's stretch and, if asked for, the tokens behind the last rank's. call: with cu_seqlens and S of whole
-    sequences."""
-    stretch = Stretch.of(ranks, op.name, call, ("x",), axis=1)
-    here = call._replace(cu_seqlens=stretch.local_bounds(call.cu_seqlens), S=stretch.initial(call.S))
-    if stretch.is_shared and not call.causal:
-        return _centred(op, here, stretch), None
-    if stretch.is_shared:
-        here = here._replace(S=tokens_before(stretch, call.x, call.key_mask, call.weight.shape[1] - 1, here.S))
-    o, S = op(here, with_state=return_state)[:2]
-    return o, stretch.everywhere(S, call.S) if return_state else None
+def convolve(
+    op: Callable, call: Call, stretch: Stretch, in_time: Any, with_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute o and the rows of state after this rank's stretch: each rank gets the last real tokens before its own."""
+    if not call.causal:
+        return _centred(op, call, stretch), None
+    n = call.weight.shape[1] - 1
+    rows = call.x.shape[0] if stretch.cuts is None else len(stretch.here)
+    initial = call.x.new_zeros(rows, n, call.x.shape[2]) if call.S is None else call.S
+    entering = _next_to(stretch, call.x, call.key_mask, n, initial=stretch.last(initial))
+    return op(call._replace(S=stretch.entered(initial, entering)), with_state=with_state)[:2]
 
 
-def tokens_before(
-    stretch: Stretch, x: Tensor, key_mask: Tensor | None, n: int, initial: Tensor | None = None
-) -> Tensor:
-    """The last n real tokens before each row of state here, (rows, n, c), zeros where there are no more. initial: those with
-    which the sequences here begin."""
-    if initial is None:
-        initial = x.new_zeros(x.shape[0] if stretch.cuts is None else len(stretch.here), n, x.shape[2])
-    return stretch.entered(initial, _next_to(stretch, x, key_mask, n, initial=stretch.last(initial)))
-
-
-def tokens_behind(stretch: Stretch, x: Tensor, key_mask: Tensor | None, n: int) -> Tensor:
-    """The first n real tokens behind each row here that goes on to later ranks, (rows, n, c), zeros where there are no more."""
-    return _next_to(stretch, x, key_mask, n, back=True).flip(1)
-
-
-def _centred(op: Op, call: Call, stretch: Stretch) -> Tensor:
-    """o of filters that reach to both sides: what stands there is put in front of the stretch and behind it."""
+def _centred(op: Callable, call: Call, stretch: Stretch) -> Tensor:
+    """Compute o of filters that reach to both sides: the tokens there are put before the stretch and after it."""
     (_, t, _), n, bounds = call.x.shape, call.before, call.cu_seqlens
     before = _next_to(stretch, call.x, call.key_mask, n)
-    after = tokens_behind(stretch, call.x, call.key_mask, call.weight.shape[1] - 1 - n)
+    after = _next_to(stretch, call.x, call.key_mask, call.weight.shape[1] - 1 - n, back=True).flip(1)
     if bounds is not None:
         bounds = torch.cat([bounds[:1], bounds[1:-1] + n, bounds[-1:] + n + after.shape[1]])
     key_mask = None if call.key_mask is None else pad(call.key_mask, (n, after.shape[1]), value=True)
@@ -53,7 +39,7 @@ def _centred(op: Op, call: Call, stretch: Stretch) -> Tensor:
 def _next_to(
     stretch: Stretch, x: Tensor, key_mask: Tensor | None, n: int, *, initial: Tensor | None = None, back: bool = False
 ) -> Tensor:
-    """The n real tokens next to this stretch on the ranks before, or with `back` on those behind, from last to first.
+    """Return the n real tokens next to this stretch on the ranks before, or with `back` on those after, from last to first.
 
     initial: what stands before this rank's last rows, where their sequences begin here.
     """
@@ -69,7 +55,7 @@ def _next_to(
 
 
 def _last_real(x: Tensor, key_mask: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """The last n real tokens of each row, zeros before them, and how many there are, in the type of x."""
+    """Return the last n real tokens of each row, zeros before them, and how many there are, in the type of x."""
     if key_mask is None:
         x = x[:, max(0, x.shape[1] - n) :]
         key_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -80,7 +66,7 @@ def _last_real(x: Tensor, key_mask: Tensor | None, n: int) -> tuple[Tensor, Tens
 
 
 def _appended(before: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
-    """The last n tokens, where the last `count` of `tokens` (rows, n, c) follow those `before`."""
+    """Return the last n tokens, where the last `count` of `tokens` (rows, n, c) follow those `before`."""
     n, place = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)
     count = count.long()[:, None]
     index = torch.where(place < n - count, place + count, place + n)

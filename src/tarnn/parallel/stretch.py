@@ -1,7 +1,6 @@
-"""Calls of recurrent ops over several ranks: which rows of state lie here, and what ranks hand on to one another."""
+"""Calls of recurrent ops over several ranks: rows of state of this rank, and what ranks hand on to one another."""
 
 from collections.abc import Callable, Collection
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor
 from tarnn.kernels.packing import bounds
 from tarnn.parallel.agreement import agree, looks
 from tarnn.parallel.collectives import add, gather, tied
-from tarnn.parallel.group import Ranks
-from tarnn.parallel.layout import Layout
+from tarnn.parallel.group import Layout, Ranks
 
 
 class Stretch(NamedTuple):
@@ -29,8 +27,8 @@ class Stretch(NamedTuple):
 
     @classmethod
     def of(cls, ranks: Ranks, op: str, call: Any, in_time: Collection[str], axis: int, **more: Any) -> "Stretch":
-        """Of a record whose fields `in_time` have their time on that axis. more: facts that its fields don't tell, or in the
-        place of what they do. Raises UserError where ranks make different calls."""
+        """Make the stretch of a call. in_time: its fields with a time axis, at `axis`. more: further facts, or other ones for a
+        field. Raises UserError where ranks make different calls."""
         fields = call._asdict()
         axes = dict.fromkeys(in_time, axis) | {"key_mask": 1}
         facts: dict[str, Any] = {"the op": op} | {name: looks(x, axes.get(name)) for name, x in fields.items()}
@@ -41,7 +39,7 @@ class Stretch(NamedTuple):
 
     @classmethod
     def agreed(cls, ranks: Ranks, length: int, cu_seqlens: Tensor | None, facts: dict[str, Any]) -> "Stretch":
-        """Of a stretch of this length, after all ranks have stated these facts."""
+        """Make the stretch of this length, after all ranks have stated these facts."""
         if cu_seqlens is not None:
             facts = facts | {"cu_seqlens": str(cu_seqlens.tolist())}
         layout = agree(ranks, length, facts)
@@ -52,7 +50,7 @@ class Stretch(NamedTuple):
 
     @property
     def since(self) -> int | None:
-        """The rank where the sequence that goes on in this stretch begins; None: none does."""
+        """Rank where the sequence that goes on in this stretch begins; None: none does."""
         rank = self.layout.rank
         if self.cuts is None:
             return 0 if rank else None
@@ -61,7 +59,7 @@ class Stretch(NamedTuple):
 
     @property
     def until(self) -> int | None:
-        """The rank where the sequence that goes on behind this stretch ends; None: none does."""
+        """Rank where the sequence that goes on after this stretch ends; None: none does."""
         rank, last = self.layout.rank, len(self.layout.starts) - 2
         if self.cuts is None:
             return last if rank < last else None
@@ -73,24 +71,17 @@ class Stretch(NamedTuple):
         """Whether any sequence has tokens on several ranks."""
         return self.cuts is None or bool(self.layout.shared(self.cuts))
 
-    def pieces(self) -> Tensor:
-        """How many ranks have tokens of each packed sequence."""
-        cuts, starts = self.cuts or [], self.layout.starts
-        ranks = list(pairwise(starts))
-        shared = [sum(max(a, start) < min(b, stop) for start, stop in ranks) for a, b in pairwise(cuts)]
-        return torch.tensor(shared, dtype=torch.int64)
-
     @property
     def last_tokens(self) -> slice:
-        """Where the last packed sequence here has its tokens in this stretch."""
+        """Tokens of the last packed sequence here, in this stretch."""
         return slice(*self.bounds[-2:])
 
     def local_bounds(self, like: Tensor | None) -> Any:
-        """cu_seqlens of this stretch."""
+        """Return cu_seqlens of this stretch."""
         return None if like is None else like.new_tensor(self.bounds)
 
     def initial(self, state: Tensor | None) -> Any:
-        """The rows of a given state with which the sequences here begin: zeros where one has begun on an earlier rank."""
+        """Return the rows of a given state with which the sequences here begin: zeros where one has begun on an earlier rank."""
         if state is None:
             return None
         rows = state if self.cuts is None else state[self.here]
@@ -102,26 +93,26 @@ class Stretch(NamedTuple):
         return rows.masked_fill(went_on.view(-1, *[1] * (rows.ndim - 1)), 0.0)
 
     def first(self, rows: Tensor) -> Tensor:
-        """The rows that may go on from earlier ranks."""
+        """Select the rows that may go on from earlier ranks."""
         return rows if self.cuts is None else rows[:1]
 
     def last(self, rows: Tensor) -> Tensor:
-        """The rows that may go on to later ranks."""
+        """Select the rows that may go on to later ranks."""
         return rows if self.cuts is None else rows[-1:]
 
     def ending(self) -> list[int]:
-        """The rows whose packed sequences end here."""
+        """List the rows whose packed sequences end here."""
         cuts, (begin, end) = self.cuts or [], self.layout.starts[self.layout.rank : self.layout.rank + 2]
         return [row for row, number in enumerate(self.here) if begin < cuts[number + 1] <= end]
 
     def entered(self, rows: Tensor, entering: Tensor) -> Tensor:
-        """Rows of state with what `carried` has brought added to the first."""
+        """Add what `carried` has brought to the first rows of state."""
         if self.cuts is None:
             return rows + entering
         return torch.cat([rows[:1] + entering, rows[1:]])
 
     def carried(self, join: Callable[..., Tensor], *parts: Tensor, back: bool = False) -> Tensor:
-        """What enters the first rows here: the first of these parts where their sequence begins, joined with later ranks' parts.
+        """Return what enters the first rows: the first of these parts where their sequence begins, joined with later ranks'.
 
         parts: what this rank makes of its last rows. join(before, *parts of the next rank). Zeros where no sequence goes on.
         back: the same from the last rank to the first, of what enters the last rows; parts: of the first rows.
@@ -136,7 +127,7 @@ class Stretch(NamedTuple):
         return entering
 
     def everywhere(self, rows: Tensor, initial: Tensor | None) -> Tensor:
-        """The state behind each sequence, on every rank, from the rows of state here. initial: the states before all ranks."""
+        """Return the state after each sequence, on every rank, from this rank's rows. initial: the states before all ranks."""
         if self.cuts is None:
             is_last = self.layout.rank == len(self.layout.starts) - 2
             return add(self.ranks, rows if is_last else tied(torch.zeros_like(rows), rows))[0]

@@ -11,36 +11,39 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tarnn.kernels.packing import bounds
+from tarnn.ops.softmax.op import attend
 from tarnn.ops.softmax.state import KVCache
-from tarnn.parallel.agreement import agree, looks
+from tarnn.parallel.agreement import looks
 from tarnn.parallel.collectives import gather, gather_plain
-from tarnn.parallel.group import Ranks
-from tarnn.parallel.layout import Layout
-
-Attend = Callable[..., Tensor]  # (q, k, v, *, causal, past, scale, key_mask, key_log_weight) → o
+from tarnn.parallel.group import Layout, Ranks, refuse
+from tarnn.parallel.stretch import Stretch
 
 
-def attend_stretch(
+def compute_attention(
     ranks: Ranks,
-    attend: Attend,
+    whole: Callable,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     causal: bool,
+    scale: float | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     key_log_weight: Tensor | None,
     state: KVCache | None,
     return_state: bool,
-    *,
-    scale: float | None,
     inplace: bool,
+    return_weights: bool,
 ) -> Any:
-    """`softmax_attention` of this rank's queries: o, or (o, the cache with the keys of all ranks). Arguments are checked."""
-    layout = _agreed(
-        ranks, {"q": q, "k": k, "v": v, "key_log_weight": key_log_weight}, key_mask, cu_seqlens, state, causal
-    )
+    """Compute `softmax_attention` of this rank's queries: o, or (o, the cache with the keys of all ranks)."""
+    if return_weights:
+        refuse("return_weights of softmax attention", "Compute the weights outside of tarnn.parallel.sequence.")
+    facts: dict[str, Any] = {"the op": "softmax_attention", "causal": causal, "gradients": torch.is_grad_enabled()}
+    in_time = {"q": q, "k": k, "v": v, "key_log_weight": key_log_weight}
+    facts |= {name: looks(x, 2) for name, x in in_time.items()}
+    facts |= {"key_mask": looks(key_mask, 1), "state": repr(state), "return_state": return_state}
+    stretch = Stretch.agreed(ranks, k.shape[2], cu_seqlens, facts)
+    layout = stretch.layout
     weight = None if key_log_weight is None else key_log_weight[..., None].to(k.dtype)
     if layout.starts[-1]:
         k, v, weight = _whole(layout, *gather(ranks, *_padded(layout, k, v, weight)))
@@ -48,17 +51,13 @@ def attend_stretch(
         mask = _padded(layout, key_mask[:, None, :, None].to(torch.uint8))[0]
         key_mask = _whole(layout, gather_plain(ranks, mask))[0][:, 0, :, 0].bool()
     weight = None if weight is None else weight[..., 0]
-    if cu_seqlens is not None:
-        cuts, pieces = bounds(cu_seqlens, layout.starts[-1]), []
-        here, at = layout.sequences(cuts)
-        for number, (begin, end) in zip(here, pairwise(at)):
+    if (cuts := stretch.cuts) is not None:
+        pieces = []
+        for number, (begin, end) in zip(stretch.here, pairwise(stretch.bounds)):
             first = cuts[number]
             keys = slice(first, layout.offset + end if causal else cuts[number + 1])
-            options: dict[str, Any] = {
-                "key_log_weight": None if weight is None else weight[:, :, keys],
-                "key_mask": None,
-            }
-            options |= {"causal": causal, "scale": scale, "past": layout.offset + begin - first}
+            options: dict[str, Any] = {"causal": causal, "scale": scale, "past": layout.offset + begin - first}
+            options |= {"key_log_weight": None if weight is None else weight[:, :, keys], "key_mask": None}
             pieces.append(attend(q[:, :, begin:end], k[:, :, keys], v[:, :, keys], **options))
         return torch.cat(pieces, 2)
     past = 0 if state is None else state.length
@@ -76,23 +75,13 @@ def attend_stretch(
     return (o, state) if return_state else o
 
 
-def _agreed(ranks: Ranks, in_time: dict[str, Tensor | None], key_mask, cu_seqlens, state, causal: bool) -> Layout:
-    """Where the stretches of keys lie."""
-    facts: dict[str, Any] = {"the op": "softmax_attention", "causal": causal, "gradients": torch.is_grad_enabled()}
-    facts |= {name: looks(x, 2) for name, x in in_time.items()} | {"key_mask": looks(key_mask, 1)}
-    facts |= {"cu_seqlens": None if cu_seqlens is None else str(cu_seqlens.tolist()), "state": repr(state)}
-    k = in_time["k"]
-    assert k is not None
-    return agree(ranks, k.shape[2], facts)
-
-
 def _padded(layout: Layout, *tensors: Tensor | None) -> list[Any]:
-    """As long in time (axis 2) as the longest stretch."""
+    """Pad tensors in time (axis 2) to the longest stretch."""
     longest = max(end - start for start, end in pairwise(layout.starts))
     return [None if x is None else pad(x, (0, 0, 0, longest - x.shape[2])) for x in tensors]
 
 
 def _whole(layout: Layout, *gathered: Tensor | None) -> list[Any]:
-    """The stretches (ranks, b, g, longest, ·) of all ranks end to end, without padding."""
+    """Lay the stretches (ranks, b, g, longest, ·) of all ranks end to end, without padding."""
     lengths = [end - start for start, end in pairwise(layout.starts)]
     return [None if x is None else torch.cat([x[i, :, :, :n] for i, n in enumerate(lengths)], 2) for x in gathered]
