@@ -49,16 +49,16 @@ def until(condition):
 
 
 def idle(server):
-    """Whether the engine has nothing to do, and nothing parked."""
+    """Whether the engine has nothing to do, and nothing paused."""
     stats = server.engines["m"].stats
-    return not (stats.running or stats.ready or stats.parked or stats.waiting)
+    return not (stats.running or stats.ready or stats.paused or stats.waiting)
 
 
-def parked_for_good(server):
-    """Whether the only text is parked, and not just for a moment in which its reader had no time."""
+def paused_for_good(server):
+    """Whether the only text is paused, and not just for a moment in which its reader had no time."""
     before = server.engines["m"].stats
     time.sleep(0.3)
-    return before == server.engines["m"].stats and before.parked == 1
+    return before == server.engines["m"].stats and before.paused == 1
 
 
 WRITING = {
@@ -118,10 +118,10 @@ def test_a_slow_reader_holds_nobody_up_and_misses_nothing(server):
     server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of the sockets that it accepts
     body = ENDLESS | {"prompt": "slow", "max_tokens": 2000, "logprobs": 3, "stream": True}
     with asked(server, "/v1/completions", body, receive=4096) as client:
-        until(lambda: parked_for_good(server))
+        until(lambda: paused_for_good(server))
         others = [server.post("/v1/completions", ENDLESS | {"prompt": "quick", "max_tokens": 5}) for _ in range(3)]
         assert all(answer.status_code == 200 for answer in others)
-        assert server.engines["m"].stats.parked == 1
+        assert server.engines["m"].stats.paused == 1
         data = b""
         while b"data: [DONE]" not in data[-100:]:
             data += client.recv(2**16)

@@ -8,19 +8,18 @@ import torch
 from support.served import NO_ENDS, alone, answer, prompt
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.queue import FairQueue
+from tarnn.serving.fairness import FairQueue, has_fewer_rows, next_choice, row_to_preempt
 from tarnn.serving.request import Request, Sampling
-from tarnn.serving.shares import is_behind, makes_way, next_of
 
 
 class Prompt:
-    """What the queue looks at in a reading."""
+    """The parts of a `Prefill` that the queue looks at."""
 
     begun = True
 
     def __init__(self, client, left):
-        self.request, self.left, self.mail = SimpleNamespace(client=client), left, SimpleNamespace(request=None)
-        self.mail.request = self.request
+        self.request, self.left = SimpleNamespace(client=client), left
+        self.queue = SimpleNamespace(request=self.request)
 
 
 def read_all(queue, piece, turns=10**6, may=lambda client: True):
@@ -32,7 +31,7 @@ def read_all(queue, piece, turns=10**6, may=lambda client: True):
             break
         size = min(piece, reading.left)
         reading.left -= size
-        queue.read(reading, size)
+        queue.advance(reading, size)
         read.append((reading, size))
     return read
 
@@ -63,12 +62,12 @@ def test_who_may_not_have_more_read_holds_nobody_up():
     queue.add(second)
     assert [x[0] for x in read_all(queue, 256, may=lambda client: client == "b")] == [second, second]
     assert queue.first(lambda client: False) is None
-    assert queue.remove(first.mail) is first
+    assert queue.remove(first.queue) is first
     assert not queue
 
 
 def of(*clients):
-    return [SimpleNamespace(mail=SimpleNamespace(request=SimpleNamespace(client=x))) for x in clients]
+    return [SimpleNamespace(queue=SimpleNamespace(request=SimpleNamespace(client=x))) for x in clients]
 
 
 @pytest.mark.parametrize(
@@ -83,13 +82,13 @@ def of(*clients):
     ],
 )
 def test_who_makes_way(waiting, writing, row):
-    assert makes_way(of(*waiting), of(*writing)) == row
+    assert row_to_preempt(of(*waiting), of(*writing)) == row
 
 
 def test_who_comes_next():
-    assert next_of(of("a", "a", "c", "b"), of("a", "b")) == 2
-    assert not is_behind("a", of("a", "b", "b"))
-    assert is_behind("c", of("b", "b"))
+    assert next_choice(of("a", "a", "c", "b"), of("a", "b")) == 2
+    assert not has_fewer_rows("a", of("a", "b", "b"))
+    assert has_fewer_rows("c", of("b", "b"))
 
 
 def test_a_client_with_many_long_texts_makes_way(served):
@@ -101,8 +100,7 @@ def test_a_client_with_many_long_texts_makes_way(served):
     def rounds(number):
         with torch.no_grad():
             for _ in range(number):
-                one._answer()
-                one._rounds.turn()
+                one.step()
 
     rounds(20)
     assert one.stats.running == 4

@@ -1,6 +1,7 @@
 """Whatever happens, in whatever order, every answer is what the token loop alone makes of its request, bit for bit."""
 
 from functools import cache
+from itertools import chain
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 from support.served import NO_ENDS, alone, prompt
 
-from tarnn.serving import rounds
+from tarnn.serving import scheduler
 from tarnn.serving.engine import Engine
 from tarnn.serving.request import Request, Sampling
 from tarnn.serving.store import StateStore
@@ -21,7 +22,7 @@ SAMPLINGS = [
 
 
 class Machine(RuleBasedStateMachine):
-    """An engine whose rounds are run by hand, in this thread, so that each failure can be made again."""
+    """An engine whose steps are run by hand, in this thread, so that each failure can be made again."""
 
     snapshots = Bundle("snapshots")
     open = Bundle("open")
@@ -42,9 +43,7 @@ class Machine(RuleBasedStateMachine):
     def run(self, turns):
         with torch.no_grad():
             for _ in range(turns):
-                self.engine._answer()
-                if self.engine._rounds.busy:
-                    self.engine._rounds.turn()
+                self.engine.step()
 
     def submit(self, request):
         stream = self.engine.submit(request)
@@ -90,7 +89,6 @@ class Machine(RuleBasedStateMachine):
     def restart(self, lost):
         """Everything that goes on is cancelled; the store is there again, or it is not."""
         self.engine.close()
-        self.engine._end()
         self.store = self.new_store() if lost else self.store
         self.engine = self.start()
 
@@ -98,14 +96,14 @@ class Machine(RuleBasedStateMachine):
     def evict(self):
         """The store has room for few states."""
         self.store = self.new_store(memory=100_000)
-        self.engine._rounds._store = self.store
+        self.engine.scheduler.store = self.store
 
     @invariant()
     def rows_are_where_they_belong(self):
-        at_work = self.engine._rounds
-        answers = [*at_work.rows.answers, *at_work.ready, *(x for of_mail in at_work.parked.values() for x in of_mail)]
-        assert len(set(map(id, answers))) == len(answers)
-        assert not any(x.finish for x in answers)
+        at_work = self.engine.scheduler
+        choices = [*at_work.rows.choices, *at_work.ready, *chain(*at_work.paused.values())]
+        assert len(set(map(id, choices))) == len(choices)
+        assert not any(x.finish for x in choices)
 
     def collect(self, stream):
         """What is there; snapshots at the ends of answers."""
@@ -137,10 +135,9 @@ class Machine(RuleBasedStateMachine):
                 if finish == "cancelled":
                     expected = expected[: len(tokens)]
                 assert tokens == expected
-        at_work = self.engine._rounds
-        assert not at_work.busy
-        assert not at_work.parked
-        assert self.engine.stats.waiting_tokens == 0
+        assert not self.engine.step()
+        stats = self.engine.stats
+        assert stats.running == stats.ready == stats.paused == stats.waiting == stats.waiting_tokens == 0
 
     @cache  # noqa: B019
     def expected(self, request, choice):
@@ -149,8 +146,8 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("kind", "stored"), [("decay", True), ("rotary", False), ("hybrid", True)])
 def test_answers_of_any_history(served, kind, stored, monkeypatch):
-    monkeypatch.setattr(rounds, "MOST_UNREAD", 5)
-    monkeypatch.setattr(rounds, "LOOK", 2)
+    monkeypatch.setattr(scheduler, "MOST_UNREAD", 5)
+    monkeypatch.setattr(scheduler, "LOOK", 2)
     run_state_machine_as_test(
         lambda: Machine(served(kind), stored),
         settings=settings(

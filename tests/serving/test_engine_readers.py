@@ -11,7 +11,7 @@ import pytest
 from support.served import NO_ENDS, alone, answer, prompt
 
 from tarnn.decoding.streaming import TextStream
-from tarnn.serving.answer import Answer
+from tarnn.serving.choice import Choice
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.request import Request, Sampling, TokenLogprob
 
@@ -104,25 +104,25 @@ def test_who_has_gone_is_cancelled(engine):
     until(lambda: not one.stats.running)
 
 
-def test_a_slow_reader_is_parked_and_holds_nobody_up(engine, served):
+def test_a_slow_reader_is_paused_and_holds_nobody_up(engine, served):
     one = engine(max_rows=2)
     long = Request(prompt(5), 900, Sampling(seed=3), end_ids=NO_ENDS)
     slow = [one.submit(long) for _ in range(3)]
     quick = requests(4, tokens=40)
     assert [answer(one.submit(x))[0][1] for x in quick] == [alone(served(), x)[0] for x in quick]
-    until(lambda: one.stats.parked == 3)
+    until(lambda: one.stats.paused == 3)
     expected = alone(served(), long)[0]
     assert [answer(x)[0][1] for x in slow] == [expected] * 3
-    assert one.stats.parked == 0
+    assert one.stats.paused == 0
 
 
-def test_a_parked_request_is_cancelled(engine):
+def test_a_paused_request_is_cancelled(engine):
     one = engine()
     stream = one.submit(ENDLESS)
-    until(lambda: one.stats.parked)
+    until(lambda: one.stats.paused)
     stream.cancel()
     assert answer(stream)[0][2] == "cancelled"
-    assert one.stats.parked == 0
+    assert one.stats.paused == 0
 
 
 def test_a_full_queue(served):
@@ -183,16 +183,16 @@ def test_a_closed_loop_harms_nobody(engine, served):
 
 def test_what_was_taken_is_kept_no_longer(served):
     """Of the logprobs and texts of an answer without an end; its tokens are its state's name."""
-    mail = SimpleNamespace(request=Request(prompt(5), 10**18, stop=("never",), logprobs=1), ends=NO_ENDS)
-    answer = Answer(mail, 0, TextStream(served().decoder(), [], ("never",)))
-    answer.most = 10**18
+    queue = SimpleNamespace(request=Request(prompt(5), 10**18, stop=("never",), logprobs=1), ends=NO_ENDS)
+    choice = Choice(queue, 0, TextStream(served().decoder(), [], ("never",)))
+    choice.most = 10**18
     for token in (65, 66, 67):
-        answer.wrote(token, TokenLogprob(token, -1.0))
-        event = answer.take()
+        choice.wrote(token, TokenLogprob(token, -1.0))
+        event = choice.take()
         assert (event.tokens, [x.token for x in event.logprobs]) == ((token,), [token])
-    assert len(answer.tokens) == 3
-    assert not answer.logprobs
-    assert not answer.texts
+    assert len(choice.tokens) == 3
+    assert not choice.logprobs
+    assert not choice.texts
 
 
 def test_states_of_slow_readers_have_a_bound(engine):
@@ -200,7 +200,7 @@ def test_states_of_slow_readers_have_a_bound(engine):
     probe = engine()
     one = probe.submit(replace(ENDLESS, max_tokens=1, keep=True))
     size = max(event.snapshot.nbytes for event in one if event.snapshot)
-    bounded = engine(max_rows=4, max_parked=2 * size + 3000)
+    bounded = engine(max_rows=4, max_paused=2 * size + 3000)
     streams = []
     for client in ("a", "b", "a", "c"):
         streams.append(bounded.submit(replace(ENDLESS, client=client)))
@@ -209,7 +209,7 @@ def test_states_of_slow_readers_have_a_bound(engine):
     ended = [[event.finish for event in stream.take()][-1] for stream in streams]
     assert ended[0] == "error"
     assert sorted(ended) == ["cancelled"] * 2 + ["error"] * 2
-    single = engine(max_parked=1)
+    single = engine(max_paused=1)
     stream = single.submit(ENDLESS)
-    until(lambda: single.stats.parked == 1)
+    until(lambda: single.stats.paused == 1)
     assert [event.finish for event in stream.take()] == [""]

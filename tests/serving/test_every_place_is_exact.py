@@ -12,9 +12,8 @@ from support.step_models import text_model
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
-from tarnn.serving.caches import copy_of
 from tarnn.serving.model import ServedModel, StateKey
-from tarnn.serving.pool import Pool
+from tarnn.serving.pool import Pool, copy_of
 from tarnn.serving.snapshot import Snapshot
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.served import NO_ENDS, alone, answer, prompt
 
-from tarnn.serving import caches
-from tarnn.serving.pool import Pool
+from tarnn.serving import pool as pool_module
+from tarnn.serving.pool import Pool, copy_of
 from tarnn.serving.request import Request, Sampling
 from tarnn.serving.store import StateStore
 
@@ -15,7 +15,7 @@ from tarnn.serving.store import StateStore
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
     """Caches are often full."""
-    monkeypatch.setattr(caches, "LEAST_ROOM", 3)
+    monkeypatch.setattr(pool_module, "LEAST_ROOM", 3)
 
 
 def same(snapshot, state):
@@ -62,14 +62,14 @@ def test_a_snapshot_stays_what_it_was(engine, served):
     model, pool = served("hybrid"), Pool(served("hybrid"), 3)
     request = Request(prompt(11), 5, Sampling(seed=1), end_ids=NO_ENDS, keep=True)
     [(_, _, _, snapshot)] = answer(engine("hybrid").submit(request))
-    snapshot = replace(snapshot, state=caches.copy_of(snapshot.state, 99))  # where others could write
+    snapshot = replace(snapshot, state=copy_of(snapshot.state, 99))  # where others could write
     before = snapshot.state.clone()
     for _ in range(2):
         pool.add(snapshot)
     for i in range(7):
         pool.step(torch.tensor([i, i + 1]))
     assert same(snapshot, before)
-    ends = [model.step.prefill(torch.arange(i, i + 7)[None], caches.copy_of(snapshot.state, 99))[1] for i in range(2)]
+    ends = [model.step.prefill(torch.arange(i, i + 7)[None], copy_of(snapshot.state, 99))[1] for i in range(2)]
     assert [same(pool.snapshot(i, snapshot.tokens), ends[i]) for i in range(2)] == [True, True]
     pool.remove(0)
     pool.step(torch.tensor([8]))

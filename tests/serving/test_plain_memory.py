@@ -2,7 +2,7 @@
 
 import torch
 
-from tarnn.serving.plain_memory import copies
+from tarnn.serving.snapshot import copies
 
 
 def test_copies_are_equal_and_their_own():

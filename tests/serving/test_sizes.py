@@ -6,8 +6,7 @@ from support.step_models import SERVED, text_model
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.config import softmax_twin
 from tarnn.models import TarnnForCausalLM
-from tarnn.serving.model import ServedModel, StateKey
-from tarnn.serving.sizes import sizes_of
+from tarnn.serving.model import ServedModel, StateKey, sizes_of
 
 
 @pytest.mark.parametrize("kind", ["default", "grouped", "channels", "hybrid", "softmax"])

@@ -7,8 +7,8 @@ from support.stored import KINDS, same, served, snapshot_after, snapshot_of
 
 from tarnn.decoding.state_file import load_state
 from tarnn.serving.snapshot import Snapshot
+from tarnn.serving.state_info import NameTaken, StateGone, StoreFull, UnfitState, UnknownState
 from tarnn.serving.store import StateStore
-from tarnn.serving.stored import NameTaken, StateGone, StoreFull, UnfitState, UnknownState
 
 TOKENS = [5, 17, 2, 88, 41, 41, 9]
 

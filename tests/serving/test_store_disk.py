@@ -15,10 +15,10 @@ from support.stored import same, served, snapshot_after, snapshot_of
 
 from tarnn.decoding.state_file import load_state
 from tarnn.errors import UserError
+from tarnn.serving.state_info import NameTaken, StateGone, UnfitState, UnknownState
 from tarnn.serving.storage import disk as disk_module
 from tarnn.serving.storage.index import ID_BYTES, Index
 from tarnn.serving.store import StateStore
-from tarnn.serving.stored import NameTaken, StateGone, UnfitState, UnknownState
 
 TOKENS = [5, 17, 2, 88, 41, 41, 9]
 

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 from support.stored import same, served, snapshot_of
 
+from tarnn.serving.state_info import UnknownState
 from tarnn.serving.store import StateStore
-from tarnn.serving.stored import UnknownState
 
 MODEL = served()
 TENANTS = st.sampled_from("ab")

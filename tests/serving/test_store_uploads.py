@@ -10,9 +10,9 @@ from safetensors.torch import save
 from support.stored import KINDS, same, served, snapshot_after
 
 from tarnn.data.tensor_file import encode
+from tarnn.serving.state_info import UnfitState
 from tarnn.serving.storage.packed import digest
 from tarnn.serving.store import StateStore
-from tarnn.serving.stored import UnfitState
 
 TOKENS = [5, 17, 2, 88, 41, 41, 9]
 

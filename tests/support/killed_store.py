@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from support.stored import same, served, snapshot_of
+from tarnn.serving.state_info import UnknownState
 from tarnn.serving.store import StateStore
-from tarnn.serving.stored import UnknownState
 
 MODEL = served()
 

@@ -7,7 +7,7 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.draws import RowSampling, draw_rows
 from tarnn.decoding.loop import TokenLoop
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.serving.caches import copy_of
+from tarnn.serving.pool import copy_of
 
 TEXT = {
     "vocab_size": 257,

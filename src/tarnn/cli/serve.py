@@ -13,7 +13,7 @@ from tarnn.cli.amounts import num_bytes, num_seconds
 from tarnn.errors import UserError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
-PARKED = 8  # of the memory for states one part in so many is for texts whose readers are slow
+PAUSED = 8  # one part in 8 of the memory for states is for texts whose readers are slow
 access, states, limits = (partial(Option, rich_help_panel=heading) for heading in ("Access", "States", "Limits"))
 
 
@@ -80,7 +80,7 @@ def serve(
     check_proxies(trusted_proxy or ())
     settings = ServerSettings(keys=keys, hosts=answered_names(host, keys, no_auth), cors=tuple(cors or ()))
     memory, disk = num_bytes(state_memory, "--state-memory"), num_bytes(state_disk, "--state-disk")
-    parked = memory // PARKED
+    paused = memory // PAUSED
     ttl = None if session_ttl is None else num_seconds(session_ttl, "--session-ttl")
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
     with ExitStack() as stack:
@@ -92,14 +92,14 @@ def serve(
         for name, run in zip(names, runs):
             model = open_served(run, name=name, weights=weights)
             folder = state_dir and state_dir / name
-            store = StateStore(model, memory=memory - parked, folder=folder, disk=disk, ttl=ttl)
+            store = StateStore(model, memory=memory - paused, folder=folder, disk=disk, ttl=ttl)
             stack.callback(store.close)
             engine = Engine(
                 model,
                 store=store,
                 max_rows=max_rows,
                 prefill_piece=prefill_piece,
-                max_parked=parked,
+                max_paused=paused,
                 max_queue=max_queue,
                 max_queue_tokens=max_queue_tokens,
             )

@@ -1,7 +1,7 @@
-"""States that are served: an engine that runs many sequences at once, and a store that keeps where each of them stands.
+"""Serve states: an engine runs many sequences at once, and a store keeps the state of each.
 
 Reading and writing give the same bits (`FusedStep.prefill` is to the last bit what steps give), and a row's bits don't depend on
-its neighbours. So neither load nor batching, cache hits, parking or restarts change an answer.
+its neighbours. So neither load nor batching, cache hits, pauses or restarts change an answer.
 """
 
 from typing import TYPE_CHECKING
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from tarnn.serving.snapshot import Snapshot as Snapshot
-    from tarnn.serving.store import StateStore as StateStore
-    from tarnn.serving.stored import (
+    from tarnn.serving.state_info import (
         NameTaken as NameTaken,
         StateGone as StateGone,
         StateInfo as StateInfo,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         UnfitState as UnfitState,
         UnknownState as UnknownState,
     )
+    from tarnn.serving.store import StateStore as StateStore
     from tarnn.serving.stream import Stream as Stream
 
 __getattr__, __dir__ = lazy_names(__name__)

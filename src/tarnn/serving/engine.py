@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.serving.checks import check_request
 from tarnn.serving.model import ServedModel
-from tarnn.serving.reading import Reading
-from tarnn.serving.request import Request
-from tarnn.serving.rounds import Keeper, Rounds
-from tarnn.serving.stream import Mail, Stream
+from tarnn.serving.prefill import Prefill
+from tarnn.serving.request import Request, check_request
+from tarnn.serving.scheduler import PrefixCache, Scheduler
+from tarnn.serving.stream import RequestQueue, Stream
 
 
 class Busy(RuntimeError):
@@ -26,13 +25,16 @@ class Busy(RuntimeError):
 
 
 class Stats(NamedTuple):
-    """running: choices that are written now; ready: those that wait for a row; parked: those whose reader is slow. waiting:
-    requests whose prompts are not read yet, and waiting_tokens of these. The rest counts since the start: errors, requests that
-    ended with one; error: the last one, "" while there was none."""
+    """Numbers of an engine.
+
+    running: choices in rows; ready: choices that wait for a row; paused: choices whose readers are slow. waiting: requests whose
+    prompts are not read yet, and waiting_tokens of these. The rest counts since the start: errors, requests that ended with one;
+    error: the last one, "" while there was none.
+    """
 
     running: int
     ready: int
-    parked: int
+    paused: int
     waiting: int
     waiting_tokens: int
     tokens_read: int
@@ -54,7 +56,7 @@ class Engine:
     Every answer is, to the last bit, what the token loop makes of its request alone: with the same sampling and seed, whatever
     else is going on. store: keeps states of what was read and written, and new requests begin from them.
     max_rows: choices that are written at once; prefill_piece: tokens of prompts that are read between two of theirs.
-    max_parked: bytes of states at which texts wait for slow readers; beyond, the oldest of the client who has the most is ended.
+    max_paused: bytes of states at which texts wait for slow readers; beyond, the oldest of the client that has the most is ended.
     max_queue, max_queue_tokens: requests whose prompts are not read yet, and the tokens of these; beyond, `submit` raises Busy.
     """
 
@@ -62,22 +64,21 @@ class Engine:
         self,
         model: ServedModel,
         *,
-        store: Keeper | None = None,
+        store: PrefixCache | None = None,
         max_rows: int = 32,
         prefill_piece: int = 256,
-        max_parked: int = 2**27,
+        max_paused: int = 2**27,
         max_queue: int = 256,
         max_queue_tokens: int = 2**20,
     ):
         self.model, self.store = model, store
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
-        self._rounds = Rounds(model, store, max_rows, prefill_piece, max_parked, self._was_read)
+        self.scheduler = Scheduler(model, store, max_rows, prefill_piece, max_paused, self._was_read)
         self._decode = model.decoder()
         self._lock = threading.Lock()
-        self._asked: SimpleQueue[tuple[str, Any]] = (
-            SimpleQueue()
-        )  # a stream that is let go cancels, at any place of any thread
-        self._waiting: dict[Mail, int] = {}
+        # a method of the scheduler and its argument; a stream that is garbage cancels, at any place of any thread
+        self._commands: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._waiting: dict[RequestQueue, int] = {}
         self._waiting_tokens = self._requests = self._refused = 0
         self._closing = self._draining = False
         self._error = ""
@@ -96,7 +97,7 @@ class Engine:
         if self._thread is None:
             self._end()
         else:
-            self._asked.put(("tell", None))  # wakes it
+            self._commands.put(("notify_readers", None))  # wakes it
             self._thread.join()
 
     def __enter__(self) -> "Engine":
@@ -108,29 +109,29 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken and worked on."""
+        """Return True if requests are taken and worked on."""
         return self._thread is not None and self._thread.is_alive() and not (self._closing or self._error)
 
     @property
     def stats(self) -> Stats:
-        rounds = self._rounds
+        scheduler = self.scheduler
         return Stats(
-            len(rounds.rows),
-            len(rounds.ready),
-            sum(map(len, list(rounds.parked.values()))),
+            len(scheduler.rows),
+            len(scheduler.ready),
+            sum(map(len, list(scheduler.paused.values()))),
             len(self._waiting),
             self._waiting_tokens,
-            rounds.tokens_read,
-            rounds.tokens_written,
-            rounds.tokens_cached,
+            scheduler.tokens_read,
+            scheduler.tokens_written,
+            scheduler.tokens_cached,
             self._requests,
             self._refused,
-            rounds.errors,
-            self._error or rounds.error,
+            scheduler.errors,
+            self._error or scheduler.error,
         )
 
     def submit(self, request: Request, on_events: Callable[[], None] | None = None) -> Stream:
-        """Ask for an answer; its events come from the stream.
+        """Take a request; its events come from the stream.
 
         on_events: called in the engine's thread when there is something new, once a step, also where many requests share it.
         It must not wait. Raises ValueError for a request that can't be, Busy where the queue is full, and RuntimeError where the
@@ -141,8 +142,8 @@ class Engine:
         seed = secrets.randbits(63) if seed is None else seed
         own: frozenset[int] = getattr(self.model.model, "end_ids", frozenset())
         ends = own if request.end_ids is None else request.end_ids
-        mail = Mail(request, seed, self._decode, ends, self._ask, on_events)
-        reading, size = Reading(mail), len(request.prompt)
+        queue = RequestQueue(request, seed, self._decode, ends, self._ask, on_events)
+        prefill, size = Prefill(queue), len(request.prompt)
         with self._lock:
             if self._closing or self._error:
                 why = f"has failed: {self._error}" if self._error else "is being closed"
@@ -151,11 +152,11 @@ class Engine:
             if full or (self._waiting and self._waiting_tokens + size > self._max_queue_tokens):
                 self._refused += 1
                 raise Busy(self._retry_after())
-            self._waiting[mail] = size
+            self._waiting[queue] = size
             self._waiting_tokens += size
             self._requests += 1
-            self._asked.put(("add", reading))
-        return Stream(mail)
+            self._commands.put(("add", prefill))
+        return Stream(queue)
 
     def check_room(self) -> None:
         """Raise Busy where the queue is full: before any work is done for a request that would be refused."""
@@ -164,26 +165,35 @@ class Engine:
                 self._refused += 1
                 raise Busy(self._retry_after())
 
-    def _ask(self, what: str, mail: Mail) -> None:
-        self._asked.put((what, mail))
+    def step(self) -> bool:
+        """Do what was requested, then one step of the scheduler; return False if there was no work.
+
+        The engine's thread calls it; without `start` a test may, in a thread without gradients.
+        """
+        while not self._commands.empty():
+            self._do(*self._commands.get())
+        if not self.scheduler.busy:
+            return False
+        self.scheduler.step()
+        return True
+
+    def _ask(self, what: str, queue: RequestQueue) -> None:
+        self._commands.put((what, queue))
 
     def _retry_after(self) -> float:
-        return max(1.0, self._waiting_tokens * self._rounds.pace)
+        return max(1.0, self._waiting_tokens * self.scheduler.pace)
 
-    def _was_read(self, mail: Mail) -> None:
+    def _was_read(self, queue: RequestQueue) -> None:
         with self._lock:
-            self._waiting_tokens -= self._waiting.pop(mail, 0)
+            self._waiting_tokens -= self._waiting.pop(queue, 0)
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # of this thread
         try:
             while not self._over():
-                self._answer()
-                if self._rounds.busy:
-                    self._rounds.turn()
-                else:
-                    self._rounds.tell()
-                    self._do(*self._asked.get())
+                if not self.step():
+                    self.scheduler.notify_readers()
+                    self._do(*self._commands.get())
         except BaseException as error:
             self._error = f"{type(error).__name__}: {error}"
             raise
@@ -191,23 +201,20 @@ class Engine:
             self._end()
 
     def _over(self) -> bool:
-        rounds = self._rounds
-        return self._closing and not (self._draining and (rounds.busy or rounds.parked or not self._asked.empty()))
+        scheduler = self.scheduler
+        return self._closing and not (
+            self._draining and (scheduler.busy or scheduler.paused or not self._commands.empty())
+        )
 
-    def _answer(self) -> None:
-        """Do what was asked for since the last round."""
-        while not self._asked.empty():
-            self._do(*self._asked.get())
-
-    def _do(self, what: str, whom: Any) -> None:
-        """add a reading; cancel or resume a request; tell those who wait."""
-        arguments = () if whom is None else (whom,)
-        getattr(self._rounds, what)(*arguments)
+    def _do(self, method: str, argument: Any) -> None:
+        """Call `add`, `cancel`, `resume` or `notify_readers` of the scheduler."""
+        getattr(self.scheduler, method)(*(() if argument is None else (argument,)))
 
     def _end(self) -> None:
-        """Nobody waits for a thread that has ended."""
+        """End all requests, so that no reader waits for a thread that has ended."""
         with self._lock:
             self._closing = True
-        self._answer()
-        self._rounds.end("error" if self._error else "cancelled", self._error)
-        self._rounds.tell()
+        while not self._commands.empty():
+            self._do(*self._commands.get())
+        self.scheduler.end("error" if self._error else "cancelled", self._error)
+        self.scheduler.notify_readers()

@@ -1,4 +1,4 @@
-"""A model as it is served: its fused step, its tokenizer, and the key that its states go by."""
+"""A model as it is served: its fused step, its tokenizer, the key of its states, and their sizes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from tarnn.tasks.checkpoint import GENERATED, open_model, open_tokenizer
 
 
 class StateKey(NamedTuple):
-    """What a state belongs to. Two states with the same key and the same tokens are the same to the last bit.
+    """The model and machine of a state. Two states with the same key and the same tokens are the same to the last bit.
 
     fingerprint: of the weights and the config. weights: the format in which the step keeps them. isa: the instructions of the
     compiled kernels. products: who multiplies; the fused step does that itself.
@@ -35,16 +35,16 @@ class ServedModel:
     model: Any
     step: FusedStep
     key: StateKey
-    tokenizer: Any
+    tokenizer: Any = None
     folder: Path | None = None
 
     @property
     def chats(self) -> bool:
-        """Whether its tokenizer has a template for conversations."""
+        """Return True if its tokenizer has a template for conversations."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def decoder(self) -> Any:
-        """From token ids to their text, as `TextStream` takes it."""
+        """Return the function from token ids to their text that `TextStream` takes."""
         return decoder(self.tokenizer)
 
 
@@ -65,3 +65,24 @@ def open_served(folder: str | Path, *, name: str | None = None, weights: str = "
         raise UserError(f"{folder} can't be served: {reason.__cause__}. `tarnn generate` runs it.") from reason
     key = StateKey(fingerprint(model), weights, cpu_kernels()["path"])
     return ServedModel(name or folder.name, model, step, key, open_tokenizer(folder), folder)
+
+
+class Sizes(NamedTuple):
+    """Bytes of one sequence of t tokens.
+
+    Its state takes state_bytes + t · state_bytes_per_token: only softmax layers of a hybrid grow. The keys and values of the same
+    model with softmax in every layer of attention, in the weights' own type, would take t · cache_bytes_per_token.
+    """
+
+    state_bytes: int
+    state_bytes_per_token: int
+    cache_bytes_per_token: int
+
+
+def sizes_of(served: ServedModel) -> Sizes:
+    """Compute the sizes of a model's states, and of the cache of a softmax model of its shape."""
+    model = served.model
+    empty, one = (sum(x.nbytes for x in model.model.new_states(1, capacity)) for capacity in (0, 1))
+    config, number = model.config, model.dtype.itemsize
+    layers = sum(config.attention_of(i) != "none" for i in range(config.num_hidden_layers))
+    return Sizes(empty, one - empty, 2 * layers * config.num_key_value_heads * config.head_dim * number)

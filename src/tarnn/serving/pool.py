@@ -1,4 +1,4 @@
-"""The rows that are being written: the leading slice of one state, on which the fused step works in place."""
+"""The states of all rows: the leading slice of one state, on which the fused step works in place."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tarnn.models.state import ModelState
-from tarnn.ops import KVCache, State
-from tarnn.serving.caches import PoolCaches, grows, without_caches
+from tarnn.ops import KVCache, NoState, State
+from tarnn.ops.softmax.rows import RowCaches
 from tarnn.serving.model import ServedModel
-from tarnn.serving.plain_memory import copies
-from tarnn.serving.snapshot import Snapshot
+from tarnn.serving.snapshot import Snapshot, copies
+
+LEAST_ROOM = 256  # tokens more than a row has when its caches are made, or a quarter of those that it has
 
 
 class Pool:
@@ -37,7 +38,7 @@ class Pool:
         self._logits_of = [self.logits[:n] for n in range(max_rows + 1)]
 
     def add(self, snapshot: Snapshot) -> None:
-        """A sequence goes on from here, in a row behind the others."""
+        """Add a row that goes on from a snapshot."""
         row = self.num_rows
         torch._foreach_copy_(self._rows[row], pytree.tree_leaves(without_caches(snapshot.state)))
         self.logits[row] = snapshot.logits[0]
@@ -47,7 +48,7 @@ class Pool:
             self._steps.clear()
 
     def remove(self, row: int) -> None:
-        """The last row takes this one's place."""
+        """Remove a row, whose place the last one takes."""
         last = self.num_rows - 1
         if row != last:
             torch._foreach_copy_(self._rows[row], self._rows[last])
@@ -58,14 +59,14 @@ class Pool:
             self._steps.clear()
 
     def clear(self) -> None:
-        """All rows leave."""
+        """Remove all rows."""
         self.num_rows = 0
         if self._caches is not None:
             self._caches.clear()
             self._steps.clear()
 
     def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
-        """A copy of a row, which has read these tokens. proven: as of a snapshot."""
+        """Return a copy of a row, which has read these tokens. proven: see Snapshot."""
         *leaves, logits = copies([*self._rows[row], self.logits[row : row + 1]])
         state = pytree.tree_unflatten(leaves, self._spec)
         if self._caches is not None:
@@ -73,7 +74,7 @@ class Pool:
         return Snapshot(state, logits, tokens, proven)
 
     def step(self, ids: Int[Tensor, " b"]) -> None:
-        """Each row in use reads a token."""
+        """Let each row in use read a token."""
         n, caches = self.num_rows, self._caches
         if caches is not None and caches.grow():
             self._steps.clear()
@@ -87,7 +88,7 @@ class Pool:
             caches.count()
 
     def _with(self, caches: Sequence[State], state: ModelState) -> ModelState:
-        """The state with these in the places of its caches."""
+        """Put these caches into a state without any."""
         each = iter(caches)
         return replace(state, layers=tuple(next(each) if has else x for has, x in zip(self._grows, state.layers)))
 
@@ -96,7 +97,91 @@ class Pool:
         return self._logits_of[self.num_rows]
 
 
+class PoolCaches:
+    """The caches of a pool's rows, a tuple per row: one for each layer of softmax. All rows read a token in each step.
+
+    limit: tokens that a sequence can have at most; None: any number.
+    """
+
+    def __init__(self, limit: int | None):
+        self._limit = limit
+        self._rows: list[tuple[KVCache, ...]] = []
+        self._began: list[int] = []  # how long a row would have been when nothing had been read yet
+        self._steps = 0
+        self._full_at = 0  # the step for which a row has no room
+
+    def add(self, state: ModelState) -> None:
+        caches = [x for x in state.layers if isinstance(x, KVCache)]
+        self._rows.append(tuple(x.resized(self._room_for(x.length)) for x in caches))
+        self._began.append(caches[0].length - self._steps)
+        self._find_full()
+
+    def remove(self, row: int) -> None:
+        """Remove a row, whose place the last one takes."""
+        self._rows[row], self._began[row] = self._rows[-1], self._began[-1]
+        self._rows.pop()
+        self._began.pop()
+        self._find_full()
+
+    def clear(self) -> None:
+        self._rows.clear()
+        self._began.clear()
+
+    def count(self) -> None:
+        """Count a token that all rows have read."""
+        self._steps += 1
+
+    def grow(self) -> bool:
+        """Make room for a token in each row; return True if a cache was replaced."""
+        if not self._rows or self._steps < self._full_at:
+            return False
+        for row, caches in enumerate(self._rows):
+            length = self._length(row)
+            if length >= caches[0].capacity:
+                self._rows[row] = tuple(replace(x, length=length).resized(self._room_for(length)) for x in caches)
+        self._find_full()
+        return True
+
+    def of_row(self, row: int) -> list[KVCache]:
+        """Return copies of a row's caches, with room for what is there."""
+        length = self._length(row)
+        return [replace(x, length=length).resized(length) for x in self._rows[row]]
+
+    def of_pool(self) -> list[State]:
+        """Return for each layer the caches of all rows, as the fused step takes them."""
+        rows = [[replace(x, length=self._length(i)) for x in caches] for i, caches in enumerate(self._rows)]
+        return [RowCaches(tuple(of_layer)) for of_layer in zip(*rows)]
+
+    def _length(self, row: int) -> int:
+        return self._began[row] + self._steps
+
+    def _room_for(self, length: int) -> int:
+        more = length + max(LEAST_ROOM, length // 4)
+        return more if self._limit is None else max(length, min(more, self._limit))
+
+    def _find_full(self) -> None:
+        self._full_at = min((x[0].capacity - began for x, began in zip(self._rows, self._began)), default=0)
+
+
 def new_state(model: ServedModel, num_rows: int, *, capacity: int = 0) -> ModelState:
     """Return the state before the first token. capacity: tokens that its caches have room for."""
     state: ModelState = model.model.new_state(num_rows, capacity)
     return state
+
+
+def grows(state: ModelState) -> bool:
+    """Return True if the state has caches."""
+    return any(isinstance(x, KVCache) for x in state.layers)
+
+
+def copy_of(state: ModelState, capacity: int = 0) -> ModelState:
+    """Copy one sequence's state; its caches hold what is there, or `capacity` tokens if those are more."""
+    if not grows(state):
+        return state.clone()
+    layers = (x.resized(max(x.length, capacity)) if isinstance(x, KVCache) else x.clone() for x in state.layers)
+    return replace(state, layers=tuple(layers), position=state.position.clone())
+
+
+def without_caches(state: ModelState) -> ModelState:
+    """Return the state without its caches."""
+    return replace(state, layers=tuple(NoState() if isinstance(x, KVCache) else x for x in state.layers))

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it answers: records without behaviour."""
+"""Requests to the engine, with their checks, and the events that answer them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from tarnn.decoding.draws import check_sampling
+from tarnn.ops import KVCache
+from tarnn.serving.model import ServedModel
 from tarnn.serving.snapshot import Snapshot
 
 NONE: Int[np.ndarray, " t"] = np.zeros(0, np.int32)
@@ -14,7 +17,7 @@ NONE: Int[np.ndarray, " t"] = np.zeros(0, np.int32)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen from the logits. The defaults draw from the model's own distribution; temperature 0 is greedy.
+    """Options for drawing a token from the logits. The defaults draw from the model's own distribution; temperature 0 is greedy.
 
     top_k 0, top_p 1, min_p 0, the penalties and an empty logit_bias are off. Penalties look at what the answer has written so far
     (repetition_penalty, as in `samplers.penalize_repetition`, at the prompt too): frequency_penalty is taken from a logit once
@@ -69,7 +72,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What one choice has written since its last event.
+    """New tokens and text of one choice.
 
     text: whole characters, and nothing of a stop string. tokens: those behind it. finish: "" while it goes on; "stop" at an
     end token or a stop string, "length" at max_tokens or the model's last position, "cancelled", or "error" with its reason in
@@ -91,3 +94,56 @@ class Usage(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+
+
+def check_request(request: Request, model: ServedModel) -> None:
+    """Raise ValueError for a request that this model can't answer."""
+    _check_prompt(request, model)
+    _check_counts(request, model)
+    check_sampling(request.sampling, model.step.num_outputs)
+    if (seed := request.sampling.seed) is not None and not -(2**63) <= seed < 2**64:
+        raise ValueError(f"a seed has 64 bits: from −2^63 to 2^64 − 1; got {seed}.")
+    if "" in request.stop:
+        raise ValueError("a stop string must have at least one character; got an empty one.")
+
+
+def _check_prompt(request: Request, model: ServedModel) -> None:
+    prompt, begin, limit = request.prompt, request.begin, model.model.config.max_position_embeddings
+    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+        raise ValueError(f"a prompt is token ids (t,), whole numbers; got {prompt.shape} of {prompt.dtype}.")
+    if not len(prompt) and begin is None:
+        raise ValueError("the prompt is empty, so there is nothing to continue. Give a token at least.")
+    vocab_size = len(model.step.tokens)
+    if len(prompt) and not (0 <= prompt.min() and prompt.max() < vocab_size):
+        wrong = next(int(x) for x in (prompt.min(), prompt.max()) if not 0 <= x < vocab_size)
+        raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong}.")
+    if begin is not None:
+        _check_begin(begin, model)
+    length = len(prompt) + (0 if begin is None else len(begin.tokens))
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"this model reads {limit:,} tokens at most; the prompt has {length:,}, with what it begins from."
+        )
+
+
+def _check_begin(begin: Snapshot, model: ServedModel) -> None:
+    model.step.check(begin.state)
+    for cache in begin.state.layers:
+        if isinstance(cache, KVCache) and (cache.mask is not None or cache.length != int(begin.state.position)):
+            raise ValueError(
+                f"a state to go on from has a key for each of its tokens and no padding; got {cache.length} keys at position "
+                f"{int(begin.state.position)}{'' if cache.mask is None else ', and a mask'}. Read its text again, alone."
+            )
+    if begin.logits.shape != (1, model.step.num_outputs):
+        expected, shape = f"(1, {model.step.num_outputs})", tuple(begin.logits.shape)
+        raise ValueError(f"the state is of another model: its logits are {expected} of this one; got {shape}.")
+
+
+def _check_counts(request: Request, model: ServedModel) -> None:
+    if request.n < 1:
+        raise ValueError(f"n must be at least 1; got {request.n}.")
+    if request.max_tokens < 0:
+        raise ValueError(f"max_tokens must be 0 or more; got {request.max_tokens}.")
+    vocab_size = model.step.num_outputs
+    if request.logprobs is not None and not 0 <= request.logprobs <= vocab_size:
+        raise ValueError(f"logprobs must be from 0 to {vocab_size}, the vocabulary; got {request.logprobs}.")

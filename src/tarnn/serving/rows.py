@@ -1,11 +1,11 @@
-"""The answers that are written now, one a row of the pool: a token of each is drawn, handed over and read."""
+"""The choices that are written now, one per row of the pool: draw a token of each, hand it over, read it."""
 
 from typing import Any
 
 from torch import Tensor
 
 from tarnn.decoding.draws import Drawn, RowSampling, draw_rows
-from tarnn.serving.answer import Answer
+from tarnn.serving.choice import Choice
 from tarnn.serving.model import ServedModel
 from tarnn.serving.pool import Pool
 from tarnn.serving.request import TokenLogprob
@@ -20,15 +20,15 @@ DIVERGED = (
 
 
 class Rows:
-    """Up to `max_rows` answers. A row that leaves is replaced by the last.
+    """Up to `max_rows` choices. A row that leaves is replaced by the last.
 
     A step of many rows takes about a millisecond, so what is done for each row in Python is kept to one append; `_prepare` finds
     out, whenever the rows have changed, when one of them must be looked at again.
     """
 
     def __init__(self, model: ServedModel, max_rows: int):
-        self.answers: list[Answer] = []
-        self.mails: list[Any] = []  # of the answers, each once
+        self.choices: list[Choice] = []
+        self.queues: list[Any] = []  # of the choices, each once
         self._max_rows = max_rows
         self._pool = Pool(model, max_rows)
         self._sampling = RowSampling(max_rows, model.step.num_outputs)
@@ -36,57 +36,57 @@ class Rows:
         self._appends: list[Any] = []
         self._ends: frozenset[int] = frozenset()
         self._watched = False
-        self._quiet = 0  # steps until an answer is at its last token, or at one whose state is kept
+        self._quiet = 0  # steps until a choice is at its last token, or at one whose state is kept
 
     def __len__(self) -> int:
-        return len(self.answers)
+        return len(self.choices)
 
     @property
     def full(self) -> bool:
-        return len(self.answers) == self._max_rows
+        return len(self.choices) == self._max_rows
 
-    def join(self, answer: Answer) -> None:
-        """The answer goes on in a row of its own."""
-        assert answer.at is not None
-        mail = answer.mail
+    def join(self, choice: Choice) -> None:
+        """Give the choice a row."""
+        assert choice.at is not None
+        queue = choice.queue
         self._sampling.put(
-            len(self.answers),
-            mail.request.sampling,
-            seed=mail.seed,
-            choice=answer.choice,
-            prompt=answer.prompt,
-            written=answer.tokens,
-            likeliest=mail.request.logprobs,
+            len(self.choices),
+            queue.request.sampling,
+            seed=queue.seed,
+            choice=choice.index,
+            prompt=choice.prompt,
+            written=choice.tokens,
+            likeliest=queue.request.logprobs,
         )
-        self._pool.add(answer.at)
-        answer.at = None
-        self.answers.append(answer)
+        self._pool.add(choice.at)
+        choice.at = None
+        self.choices.append(choice)
         self._changed = True
 
-    def leave(self, row: int) -> Answer:
-        """The last row takes this one's place."""
-        answer, last = self.answers[row], len(self.answers) - 1
+    def leave(self, row: int) -> Choice:
+        """Free a row, whose place the last one takes; return its choice."""
+        choice, last = self.choices[row], len(self.choices) - 1
         self._pool.remove(row)
         self._sampling.move(last, row)
-        self.answers[row] = self.answers[last]
-        self.answers.pop()
+        self.choices[row] = self.choices[last]
+        self.choices.pop()
         self._changed = True
-        return answer
+        return choice
 
-    def clear(self) -> list[Answer]:
-        """All leave."""
-        answers, self.answers = self.answers, []
+    def clear(self) -> list[Choice]:
+        """Free all rows; return their choices."""
+        choices, self.choices = self.choices, []
         self._pool.clear()
         self._changed = True
-        return answers
+        return choices
 
     def snapshot(self, row: int) -> Snapshot:
-        """Where a row stands, copied."""
-        answer = self.answers[row]
-        return self._pool.snapshot(row, answer.all_tokens(), answer.proven)
+        """Return a copy of a row's state."""
+        choice = self.choices[row]
+        return self._pool.snapshot(row, choice.all_tokens(), choice.proven)
 
     def draw(self) -> tuple[Tensor, bool]:
-        """(a token of each row, which its answer has now; whether one of the answers must be looked at)."""
+        """Return a token of each row, which its choice has now, and whether one of the choices must be looked at."""
         if self._changed:
             self._prepare()
         drawn = draw_rows(self._pool.logits_now(), self._sampling)
@@ -97,36 +97,36 @@ class Rows:
         if look or self._watched:
             self._look_at(tokens, drawn)
             self._changed |= look
-            return drawn.tokens, look or any(x.ending or x.finish for x in self.answers)
+            return drawn.tokens, look or any(x.ending or x.finish for x in self.choices)
         for append, token in zip(self._appends, tokens):
             append(token)
         return drawn.tokens, False
 
     def step(self, tokens: Tensor) -> None:
-        """Each row reads its token."""
+        """Let each row read its token."""
         self._pool.step(tokens)
 
     def _look_at(self, tokens: list[int], drawn: Drawn) -> None:
-        for row, (answer, token) in enumerate(zip(self.answers, tokens)):
+        for row, (choice, token) in enumerate(zip(self.choices, tokens)):
             if token == NO_TOKEN:
-                answer.end("error", error=DIVERGED)
+                choice.end("error", error=DIVERGED)
             else:
-                wanted = answer.mail.request.logprobs is not None
-                answer.wrote(token, logprob_of(drawn, row, token) if wanted else None)
+                wanted = choice.queue.request.logprobs is not None
+                choice.wrote(token, logprob_of(drawn, row, token) if wanted else None)
 
     def _prepare(self) -> None:
-        """What holds until the rows change, or one of them is looked at."""
+        """Compute what holds until the rows change, or one of them is looked at."""
         self._changed = False
-        self.mails = list(dict.fromkeys(x.mail for x in self.answers))
-        self._appends = [x.tokens.append for x in self.answers]
-        self._ends = frozenset({NO_TOKEN}).union(*(x.ends for x in self.mails))
-        self._watched = any(x.request.stop or x.request.logprobs is not None for x in self.mails)
-        until = (min(x.most - len(x.tokens), EVERY - x.length % EVERY) for x in self.answers)
+        self.queues = list(dict.fromkeys(x.queue for x in self.choices))
+        self._appends = [x.tokens.append for x in self.choices]
+        self._ends = frozenset({NO_TOKEN}).union(*(x.ends for x in self.queues))
+        self._watched = any(x.request.stop or x.request.logprobs is not None for x in self.queues)
+        until = (min(x.most - len(x.tokens), EVERY - x.length % EVERY) for x in self.choices)
         self._quiet = min(until, default=0)
 
 
 def logprob_of(drawn: Drawn, row: int, token: int) -> TokenLogprob:
-    """What is told of the token that this row has drawn."""
+    """Return the log-probabilities of the token that this row has drawn."""
     assert drawn.logprobs is not None
     likeliest: tuple[tuple[int, float], ...] = ()
     if drawn.likeliest is not None and drawn.likeliest_logprobs is not None:
@@ -136,7 +136,7 @@ def logprob_of(drawn: Drawn, row: int, token: int) -> TokenLogprob:
 
 
 def without(tokens: Tensor, row: int) -> Tensor:
-    """The tokens of the rows that are left once the last one has taken this one's place."""
+    """Return the tokens of the other rows, once the last one has taken this one's place."""
     tokens = tokens.clone()
     tokens[row] = tokens[-1]
     return tokens[:-1]

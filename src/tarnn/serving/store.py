@@ -11,6 +11,7 @@ import numpy as np
 
 from tarnn.serving.model import ServedModel
 from tarnn.serving.snapshot import Snapshot
+from tarnn.serving.state_info import StateInfo, StoreFull, StoreStats, UnknownState
 from tarnn.serving.storage.disk import Disk
 from tarnn.serving.storage.holds import Hold, Holds, check_name, new_id, taken, unused
 from tarnn.serving.storage.index import HoldRow
@@ -18,7 +19,6 @@ from tarnn.serving.storage.memory import Entry, Memory
 from tarnn.serving.storage.packed import Packed, Packer
 from tarnn.serving.storage.saved import Saved
 from tarnn.serving.storage.tree import Tokens
-from tarnn.serving.stored import StateInfo, StoreFull, StoreStats, UnknownState
 
 
 class StateStore:

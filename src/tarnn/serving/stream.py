@@ -1,4 +1,4 @@
-"""What the engine has written for a request, as its reader takes it: without waiting, in a thread, or in an asyncio loop.
+"""Hand events from the engine's thread to a request's reader: without waiting, in a thread, or in an asyncio loop.
 
 The engine's thread never waits for a reader. Whatever is not needed to go on writing, such as the text of tokens, is made on the
 reader's side, while the engine's kernel runs.
@@ -12,15 +12,15 @@ from contextlib import suppress
 from typing import Any
 
 from tarnn.decoding.streaming import KEEP, TextStream
-from tarnn.serving.answer import Answer
+from tarnn.serving.choice import Choice
 from tarnn.serving.request import Event, Request, Usage
 
 
-class Mail:
-    """Between the engine's thread and the reader of one request: its answers, and who waits for them.
+class RequestQueue:
+    """The choices of one request, between the engine's thread and the reader, and the reader's `waiter`.
 
-    decode: as `TextStream` takes it. ends: tokens that end an answer. seed: of all draws.
-    ask(what, mail): tells the engine to "cancel" or "resume". parked: whether the engine waits for the reader to take something.
+    decode: as `TextStream` takes it. ends: tokens that end a choice. seed: of all draws.
+    ask(command, queue): requests from the engine to "cancel" or "resume". paused: the engine waits for the reader.
     """
 
     def __init__(
@@ -29,20 +29,20 @@ class Mail:
         seed: int,
         decode: Callable[[list[int]], str],
         ends: frozenset[int],
-        ask: Callable[[str, "Mail"], None],
+        ask: Callable[[str, "RequestQueue"], None],
         on_events: Callable[[], None] | None,
     ):
         self.request, self.seed, self.ends, self.ask, self.on_events = request, seed, ends, ask, on_events
         self.waiter: Callable[[], None] | tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self.parked = self.cancelled = False
+        self.paused = self.cancelled = False
         begin = request.begin
         self.num_prompt = len(request.prompt) + (0 if begin is None else len(begin.tokens))
         self.num_cached = 0
-        self.answers = [Answer(self, choice, self._text_stream(decode)) for choice in range(request.n)]
+        self.choices = [Choice(self, index, self._text_stream(decode)) for index in range(request.n)]
 
     @property
-    def going_on(self) -> list[Answer]:
-        return [x for x in self.answers if not x.finish]
+    def going_on(self) -> list[Choice]:
+        return [x for x in self.choices if not x.finish]
 
     def _text_stream(self, decode: Callable[[list[int]], str]) -> TextStream:
         """Return a new one that begins after the prompt."""
@@ -55,38 +55,37 @@ class Mail:
 class Stream:
     """The events of one request. One reader at a time: `for event in stream`, `async for event in stream`, or `take`.
 
-    What is not taken is written up to a bound; then the request is parked until it is. A stream that nobody holds any more is
-    cancelled.
+    The engine writes ahead of the reader up to a bound; then the request is paused. A stream that is garbage is cancelled.
     """
 
-    def __init__(self, mail: Mail):
-        self._mail = mail
-        self._open = mail.answers
+    def __init__(self, queue: RequestQueue):
+        self._queue = queue
+        self._open = queue.choices
         self._ready: deque[Event] = deque()
 
     @property
     def request(self) -> Request:
-        return self._mail.request
+        return self._queue.request
 
     @property
     def usage(self) -> Usage:
-        """Complete when the last choice has finished."""
-        mail = self._mail
-        return Usage(mail.num_prompt, mail.num_cached, sum(len(x.tokens) for x in mail.answers))
+        """Count tokens; complete when the last choice has finished."""
+        queue = self._queue
+        return Usage(queue.num_prompt, queue.num_cached, sum(len(x.tokens) for x in queue.choices))
 
     @property
     def over(self) -> bool:
-        """Whether all events have been taken."""
+        """Return True if all events have been taken."""
         return not (self._open or self._ready)
 
     def cancel(self) -> None:
-        """The choices that still go on end within one step, with the finish "cancelled"."""
-        if not self._mail.cancelled and self._mail.going_on:
-            self._mail.cancelled = True
-            self._mail.ask("cancel", self._mail)
+        """End the choices that still go on, within one step, with the finish "cancelled"."""
+        if not self._queue.cancelled and self._queue.going_on:
+            self._queue.cancelled = True
+            self._queue.ask("cancel", self._queue)
 
     def take(self) -> list[Event]:
-        """What is there now, without waiting: at most one event of each choice."""
+        """Return what is there now, without waiting: at most one event of each choice."""
         self._fill()
         events = list(self._ready)
         self._ready.clear()
@@ -101,12 +100,12 @@ class Stream:
                 raise StopIteration
             gate = threading.Lock()
             gate.acquire()
-            self._mail.waiter = gate.release
+            self._queue.waiter = gate.release
             try:
                 if not self._has_news():
                     gate.acquire()
             finally:
-                self._mail.waiter = None
+                self._queue.waiter = None
         return self._ready.popleft()
 
     def __aiter__(self) -> "Stream":
@@ -118,12 +117,12 @@ class Stream:
                 raise StopAsyncIteration
             loop = asyncio.get_running_loop()
             future = loop.create_future()
-            self._mail.waiter = loop, future
+            self._queue.waiter = loop, future
             try:
                 if not self._has_news():
                     await future
             finally:
-                self._mail.waiter = None
+                self._queue.waiter = None
         return self._ready.popleft()
 
     def __enter__(self) -> "Stream":
@@ -139,34 +138,34 @@ class Stream:
         return any(x.has_news for x in self._open)
 
     def _fill(self) -> bool:
-        """Whether there is an event to give."""
+        """Take news from the choices; return True if there is an event."""
         if self._ready:
             return True
-        mail = self._mail
-        for answer in self._open:
-            if (event := answer.take()) is not None:
+        queue = self._queue
+        for choice in self._open:
+            if (event := choice.take()) is not None:
                 self._ready.append(event)
         if any(x.finish for x in self._ready):
             ended = {x.choice for x in self._ready if x.finish}
-            self._open = [x for x in self._open if x.choice not in ended]
-        if mail.parked:
-            mail.ask("resume", mail)
+            self._open = [x for x in self._open if x.index not in ended]
+        if queue.paused:
+            queue.ask("resume", queue)
         return bool(self._ready)
 
 
-def wake(mails: Iterable[Mail]) -> None:
-    """Let the readers of these know that there are news: each loop and each `on_events` once. Never raises."""
+def notify(queues: Iterable[RequestQueue]) -> None:
+    """Tell the readers that there is news: each loop and each `on_events` once. Never raises."""
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     calls: dict[Callable[[], None], None] = {}
-    for mail in mails:
-        if mail.waiter is not None:
-            waiter, mail.waiter = mail.waiter, None
+    for queue in queues:
+        if queue.waiter is not None:
+            waiter, queue.waiter = queue.waiter, None
             if isinstance(waiter, tuple):
                 loops.setdefault(waiter[0], []).append(waiter[1])
             elif waiter is not None:
                 waiter()
-        if mail.on_events is not None:
-            calls[mail.on_events] = None
+        if queue.on_events is not None:
+            calls[queue.on_events] = None
     for call in calls:
         _guarded(call)
     for loop, futures in loops.items():
@@ -174,7 +173,7 @@ def wake(mails: Iterable[Mail]) -> None:
 
 
 def _guarded(call: Callable[..., Any], *arguments: Any) -> None:
-    """A loop may be closed, and a callback may fail: readers' errors are not the engine's."""
+    """Call without raising: a loop may be closed and a callback may fail, and readers' errors are not the engine's."""
     with suppress(Exception):
         call(*arguments)
 

@@ -108,7 +108,7 @@ def test_who_reads_nothing_holds_no_end_up(live, monkeypatch):
         live.connect(post(STREAM | {"max_tokens": 60})),
         live.connect(post(STREAM)) as slow,
     ):
-        live.until(lambda: live.engine.stats.parked == 2)
+        live.until(lambda: live.engine.stats.paused == 2)
         live.terminate()
         data = b""
         while piece := slow.recv(2**14):
@@ -155,7 +155,7 @@ def test_who_is_gone_is_not_answered(live, stream, prompt):
     body = {"prompt": prompt, "max_tokens": 200_000, "ignore_eos": True, "stream": stream}
     with live.connect(post(body)):
         live.until(lambda: live.engine.stats.tokens_read)
-    live.until(lambda: not (live.engine.stats.running or live.engine.stats.waiting or live.engine.stats.parked))
+    live.until(lambda: not (live.engine.stats.running or live.engine.stats.waiting or live.engine.stats.paused))
     assert live.engine.stats.tokens_written < 200_000
     assert live.engine.stats.tokens_read < 500_000
     live.until(lambda: not live.app.state.inside)

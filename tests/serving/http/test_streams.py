@@ -35,7 +35,7 @@ def until(condition, seconds=30):
 
 def idle(engine):
     stats = engine.stats
-    return stats.running == stats.ready == stats.parked == stats.waiting == 0
+    return stats.running == stats.ready == stats.paused == stats.waiting == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -60,7 +60,7 @@ def test_a_client_who_goes_while_we_read_leaves_the_queue(engine, address, strea
 
 def test_a_reader_who_stops_reading_holds_nobody_up(engine, address, client):
     silent = connected(address, ENDLESS | {"logprobs": 20})  # large events, which fill the socket soon
-    assert until(lambda: engine.stats.parked == 1)
+    assert until(lambda: engine.stats.paused == 1)
     assert client.completions.create(model="linear", prompt="x", max_tokens=3).usage.completion_tokens <= 3
     silent.close()
     assert until(lambda: idle(engine))

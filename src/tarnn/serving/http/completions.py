@@ -10,8 +10,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from torch import Tensor
 
-from tarnn.serving.caches import copy_of
-from tarnn.serving.checks import check_request
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chat_template import check_template, opened
 from tarnn.serving.http.errors import bad
@@ -35,8 +33,8 @@ from tarnn.serving.http.sse import Style
 from tarnn.serving.http.store_errors import held_state
 from tarnn.serving.http.to_engine import check_choices, check_gathered, engine_of, engine_request, refuse_when_full
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import new_state
-from tarnn.serving.request import Event, Request, TokenLogprob
+from tarnn.serving.pool import copy_of, new_state
+from tarnn.serving.request import Event, Request, TokenLogprob, check_request
 from tarnn.serving.snapshot import Snapshot
 
 MAX_TOKENS = 16  # the default of completions, as in OpenAI's API

@@ -14,7 +14,7 @@ from tarnn.serving.http.prompts import ids_of, prompt_ids, text_of
 from tarnn.serving.http.request_schemas import DetokenizeRequest, TokenizeRequest
 from tarnn.serving.http.response_schemas import DecodedText, ModelList, ModelObject, TokenIds
 from tarnn.serving.http.to_engine import engine_of
-from tarnn.serving.sizes import sizes_of
+from tarnn.serving.model import sizes_of
 
 
 def described(engine: Engine, created: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tarnn.serving.engine import Stats
 from tarnn.serving.http.errors import ApiError, unavailable
 from tarnn.serving.http.openapi import TEXT, Operation
 from tarnn.serving.http.response_schemas import HealthStatus, Readiness, TarnnVersion
-from tarnn.serving.stored import StoreStats
+from tarnn.serving.state_info import StoreStats
 
 TROUBLE = "states can't be written to the disk."  # the reason is for the log: anybody may ask here
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,7 +30,7 @@ BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 OF_ENGINES: tuple[tuple[type, str, str, Callable[[Stats], float]], ...] = (
     (Gauge, "num_requests_running", "Texts that are written now.", lambda x: x.running),
     (Gauge, "num_requests_ready", "Texts that wait for a row.", lambda x: x.ready),
-    (Gauge, "num_requests_parked", "Texts whose reader is slow.", lambda x: x.parked),
+    (Gauge, "num_requests_parked", "Texts whose reader is slow.", lambda x: x.paused),
     (Gauge, "num_requests_waiting", "Requests whose prompts are not read yet.", lambda x: x.waiting),
     (Gauge, "num_tokens_waiting", "Tokens of these.", lambda x: x.waiting_tokens),
     (Counter, "prompt_tokens", "Tokens of prompts, read or found.", lambda x: x.tokens_read + x.tokens_cached),

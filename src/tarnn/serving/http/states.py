@@ -35,7 +35,7 @@ from tarnn.serving.http.sse import DONE, LiveStream
 from tarnn.serving.http.store_errors import find, held_state, in_store, store_of
 from tarnn.serving.http.to_engine import engine_of, refuse_when_full, tenant
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.stored import StateInfo
+from tarnn.serving.state_info import StateInfo
 
 
 async def create_state(request: HttpRequest) -> Response:

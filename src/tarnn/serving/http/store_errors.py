@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.http.to_engine import tenant
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.stored import NameTaken, StateInfo, StoreFull, StoreTrouble, UnfitState, UnknownState
+from tarnn.serving.state_info import NameTaken, StateInfo, StoreFull, StoreTrouble, UnfitState, UnknownState
 
 Result = TypeVar("Result")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tarnn.data.tensor_file import flush, write_all
 from tarnn.errors import UserError
+from tarnn.serving.state_info import UnfitState
 from tarnn.serving.storage.index import Index, NewHold, StateRow
 from tarnn.serving.storage.lock import lock_folder
 from tarnn.serving.storage.packed import Packed, Packer, seal
 from tarnn.serving.storage.tree import Tokens
-from tarnn.serving.stored import UnfitState
 
 FILE = re.compile(r"([0-9a-f]{32})\.safetensors|\.[0-9a-f]{32}\.safetensors\.partial")
 SAMPLE = 64  # of how many states the least useful ones go

@@ -5,9 +5,9 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
+from tarnn.serving.state_info import NameTaken, StateGone, StateInfo, UnknownState
 from tarnn.serving.storage.index import NewHold
 from tarnn.serving.storage.memory import Entry
-from tarnn.serving.stored import NameTaken, StateGone, StateInfo, UnknownState
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_GONE = 10_000  # ids of which it is known why they are gone

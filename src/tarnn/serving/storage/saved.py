@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
+from tarnn.serving.state_info import StateGone, StoreTrouble, UnfitState
 from tarnn.serving.storage.disk import Disk, NoRoom, Save
 from tarnn.serving.storage.holds import Holds, gone, taken, unknown, unused
 from tarnn.serving.storage.index import HoldRow, NewHold, StateRow
@@ -16,7 +17,6 @@ from tarnn.serving.storage.memory import Entry, Memory
 from tarnn.serving.storage.packed import CALLED, Packed, seal
 from tarnn.serving.storage.tree import Tokens
 from tarnn.serving.storage.writer import Writer
-from tarnn.serving.stored import StateGone, StoreTrouble, UnfitState
 
 LOG = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""A prompt being read: from the deepest state that is known of its beginning, a piece at a time."""
+"""Read a prompt from the deepest known state of its beginning, a piece at a time."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,24 +8,23 @@ import torch
 from jaxtyping import Int
 
 from tarnn.models.state import ModelState
-from tarnn.serving.caches import copy_of
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import new_state
+from tarnn.serving.pool import copy_of, new_state
 from tarnn.serving.request import Request
 from tarnn.serving.rows import EVERY
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.stream import Mail
+from tarnn.serving.stream import RequestQueue
 
 
-class Reading:
+class Prefill:
     """A request whose prompt has been read up to `done`. tokens: what it begins from, and its prompt. proven: as of a snapshot.
 
-    The state is the reading's own from its first piece on; until then it is a snapshot that others may share.
+    The state is its own from its first piece on; until then it is a snapshot that others may share.
     """
 
-    def __init__(self, mail: Mail):
-        self.mail = mail
-        self.request: Request = mail.request
+    def __init__(self, queue: RequestQueue):
+        self.queue = queue
+        self.request: Request = queue.request
         begin = self.request.begin
         parts = [self.request.prompt] if begin is None else [begin.tokens, self.request.prompt]
         self.tokens: Int[np.ndarray, " t"] = np.concatenate(parts).astype(np.int32, copy=False)
@@ -45,14 +44,14 @@ class Reading:
         begin = self.request.begin
         best = max((x for x in (begin, found) if x is not None), key=lambda x: len(x.tokens), default=None)
         self._at, self._begun = best, True
-        self.done = self.mail.num_cached = 0 if best is None else len(best.tokens)
+        self.done = self.queue.num_cached = 0 if best is None else len(best.tokens)
 
     @property
     def begun(self) -> bool:
         return self._begun
 
     def read(self, model: ServedModel, most: int) -> Iterator[Snapshot]:
-        """Read up to `most` tokens; gives a copy at each place on the way whose state is worth keeping."""
+        """Read up to `most` tokens; yield a copy at each place on the way whose state is worth keeping."""
         if self._state is None:
             at, length = self._at, len(self.tokens)
             self._state = new_state(model, 1, capacity=length) if at is None else copy_of(at.state, length)
@@ -69,12 +68,12 @@ class Reading:
                 yield replace(self._at, state=copy_of(self._state))
 
     def end(self) -> Snapshot:
-        """Where the prompt ends; nothing is read after that."""
+        """Return the state at the end of the prompt; nothing is read after that."""
         assert self._at is not None
         return self._at
 
     def _places(self) -> list[int]:
-        """Places before the prompt's end whose states are worth keeping, the last one first."""
+        """Return places before the prompt's end whose states are worth keeping, the last one first."""
         length = len(self.tokens)
         places = {*range(EVERY, length, EVERY), *self.request.boundaries}
         return sorted((x for x in places if 0 < x < length), reverse=True)

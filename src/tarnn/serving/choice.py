@@ -1,4 +1,4 @@
-"""One choice of a request, between the engine's thread, which writes it, and its reader, who takes what is new."""
+"""One choice of a request, between the engine's thread, which writes it, and its reader, which takes what is new."""
 
 from array import array
 from collections import deque
@@ -12,18 +12,18 @@ from tarnn.serving.request import Event, TokenLogprob
 from tarnn.serving.snapshot import Snapshot
 
 
-class Answer:
-    """What one choice has written. Each side appends or counts and waits for nobody: no lock is needed.
+class Choice:
+    """One of the n texts of a request. Each side appends or counts and waits for nobody: no lock is needed.
 
-    tokens: written so far; logprobs, one per token, where they are wanted; texts: where the request has stop strings, since the
+    tokens: written so far; logprobs, one per token, where they are wanted; texts: if the request has stop strings, since the
     engine must look for these itself; both until the reader takes them. `finish` comes last. taken: tokens that it has had.
 
-    Of the engine alone: prompt, all tokens before it; most, how many it may write; at, where it stands while it has no row of the
-    pool; ending, how it will end once its last token was read; proven, as of a snapshot.
+    For the engine alone: prompt, all tokens before it; most, how many it may write; at, its state while it has no row;
+    ending, how it will end once its last token was read; proven, as of a snapshot.
     """
 
-    def __init__(self, mail: Any, choice: int, text: TextStream):
-        self.mail, self.choice = mail, choice
+    def __init__(self, queue: Any, index: int, text: TextStream):
+        self.queue, self.index = queue, index
         self.tokens, self.taken = array("i"), 0
         self.logprobs: deque[TokenLogprob] = deque()
         self.texts: deque[str] = deque()
@@ -32,31 +32,31 @@ class Answer:
         self.prompt: Int[np.ndarray, " t"] = np.zeros(0, np.int32)
         self.most = 0
         self.at: Snapshot | None = None
-        begin = mail.request.begin
+        begin = queue.request.begin
         self.proven = begin is None or begin.proven
         self._text = text
-        self._engine_reads = bool(mail.request.stop)
+        self._engine_reads = bool(queue.request.stop)
 
     # of the engine's thread
 
     def wrote(self, token: int, logprob: TokenLogprob | None) -> None:
-        """One token more; `ending` says whether it is the last one."""
-        mail = self.mail
+        """Add a token; set `ending` if it is the last one."""
+        queue = self.queue
         if self._engine_reads:
-            self._text.push(token, mail.ends)
+            self._text.push(token, queue.ends)
             if self._text.over:
                 self.ending = "stop"
             self.texts.append(self._text.take())
         if logprob is not None:
             self.logprobs.append(logprob)
         self.tokens.append(token)
-        if token in mail.ends:
+        if token in queue.ends:
             self.ending = "stop"
         elif not self.ending and len(self.tokens) >= self.most:
             self.ending = "length"
 
     def end(self, finish: str, snapshot: Snapshot | None = None, error: str = "") -> None:
-        """Nothing more will come."""
+        """End the choice."""
         if self._engine_reads:
             self._text.finish(finish, goes_on=_goes_on(finish, snapshot))
             self.texts.append(self._text.take())
@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def length(self) -> int:
-        """How many tokens the prompt and the answer have."""
+        """Tokens of the prompt and of the choice."""
         return len(self.prompt) + len(self.tokens)
 
     def all_tokens(self) -> Int[np.ndarray, " t"]:
@@ -78,7 +78,7 @@ class Answer:
         return bool(self.finish) or len(self.tokens) > self.taken
 
     def take(self) -> Event | None:
-        """What is new."""
+        """Return what is new, or None."""
         finish = self.finish  # before the rest, so that nothing can come after it
         tokens = self.tokens[self.taken :].tolist()
         logprobs = [self.logprobs.popleft() for _ in tokens] if self.logprobs else []
@@ -86,18 +86,18 @@ class Answer:
         text = self._take_text(tokens, finish)
         if not (tokens or text or finish):
             return None
-        return Event(self.choice, text, tuple(tokens), tuple(logprobs), finish, self.snapshot, self.error)
+        return Event(self.index, text, tuple(tokens), tuple(logprobs), finish, self.snapshot, self.error)
 
     def _take_text(self, tokens: list[int], finish: str) -> str:
         if self._engine_reads:
             return "".join(self.texts.popleft() for _ in range(len(self.texts)))
         for token in tokens:
-            self._text.push(token, self.mail.ends)
+            self._text.push(token, self.queue.ends)
         if finish:
             self._text.finish(finish, goes_on=_goes_on(finish, self.snapshot))
         return self._text.take()
 
 
 def _goes_on(finish: str, snapshot: Snapshot | None) -> bool:
-    """Whether half a character at the end may be completed by what goes on from the snapshot."""
+    """Return True if half a character at the end may be completed by what goes on from the snapshot."""
     return finish == "length" and snapshot is not None
