@@ -41,7 +41,8 @@ def http_server(models, settings=None, *, store=StateStore, **options):
         for name, model in models.items():
             kept = store(model)
             engines[name] = stack.enter_context(Engine(replace(model, name=name), store=kept, **options))
-            stack.callback(kept.close)
+            if kept is not None:
+                stack.callback(kept.close)
         config = uvicorn.Config(create_app(engines, settings), port=0, log_level="warning", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
