@@ -35,7 +35,7 @@ class Server:
 
 @contextmanager
 def http_server(models, settings=None, *, store=StateStore, **options):
-    """Serve these models, by name. store(model): makes the store of each; options: of the engines."""
+    """Serve these models, by name. store(model): makes the store of each, or None; options: of the engines."""
     with ExitStack() as stack:
         engines = {}
         for name, model in models.items():

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http.reader import Reader, watch
+from tarnn.serving.http.reader import Reader, attended
 from tarnn.serving.http.request_schemas import ChoicesRequest
 from tarnn.serving.http.sse import Chunks, EventStream, Style
 from tarnn.serving.http.to_engine import head_of, start, state_header, usage_of
@@ -33,8 +33,8 @@ async def answer(
     reader = start(request, engine, requests)
     if body.stream:
         chunks = Chunks(style, head_of(style.kind, style.chunk, engine), reader, body.stream_options, logprobs, echoes)
-        return EventStream(reader, chunks.encode, chunks.last, partial(state_header, reader))
-    choices = await gather(request, reader, echoes)
+        return EventStream(chunks.frames(), partial(state_header, reader))
+    choices = await attended(request.receive, gather(reader, echoes))
     head = head_of(style.kind, style.name, engine)
 
     def choice_of(choice: Event) -> dict[str, Any]:
@@ -49,16 +49,14 @@ async def answer(
     return await as_json(build, count, state_header(reader))
 
 
-async def gather(request: HttpRequest, reader: Reader, echoes: Sequence[Event] = ()) -> list[Event]:
-    """Return each choice as one event, after its echo. If the client leaves, cancel them and raise ClientGone."""
+async def gather(reader: Reader, echoes: Sequence[Event] = ()) -> list[Event]:
+    """Return each choice as one event, after its echo."""
     pieces = {echo.choice: [echo] for echo in echoes}
-    watching = asyncio.ensure_future(watch(request.receive, reader))
     try:
         while reader.open:
             for event in await reader.next():
                 pieces.setdefault(event.choice, []).append(event)
     finally:
-        watching.cancel()
         reader.leave()
     return [joined(pieces[choice]) for choice in sorted(pieces)]
 

@@ -50,7 +50,7 @@ class Reader:
         self._bridge, self._latencies, self._silence = bridge, latencies, silence
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
-        self._gone = self._quiet = False
+        self._quiet = False
         self._first_choices: list[int] = []
         self._since = self._loop.time()
         self.begun = False  # there was an event
@@ -68,13 +68,8 @@ class Reader:
             raise
 
     async def next(self) -> list[Event]:
-        """Return the events since the last call; none after a silence.
-
-        Raises ClientGone after `leave`, and ApiError (500) if the engine failed or was stopped.
-        """
+        """Return the events since the last call; none after a silence. ApiError (500) if the engine failed or was stopped."""
         while True:
-            if self._gone:
-                raise ClientGone
             self._quiet = False
             if events := self._take():
                 return events
@@ -91,12 +86,10 @@ class Reader:
 
     def leave(self) -> None:
         """Stop reading: what still runs is cancelled."""
-        self._gone = True
         self._timer.cancel()
         if self.open:
             for stream in self.streams:
                 stream.cancel()
-        self.wake()
 
     @property
     def usage(self) -> Usage:
@@ -144,12 +137,6 @@ async def gone(receive: Receive) -> None:
     """Wait until the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def watch(receive: Receive, reader: Reader) -> None:
-    """Leave the reader once the client is gone."""
-    await gone(receive)
-    reader.leave()
 
 
 async def attended(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -229,50 +229,23 @@ class DeletedResponse(AnswerSchema):
     deleted: Literal[True] = True
 
 
-class NumberedEvent(AnswerSchema):
-    """sequence_number: from 0 on."""
+class ResponseEvent(BaseModel):
+    """The data of an event of a streamed response. Its other fields are those of the Open Responses specification."""
 
-    sequence_number: int
-
-
-class StatusEvent(NumberedEvent):
     type: Literal[
-        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
     ]
-    response: ResponseObject
-
-
-class ItemEvent(NumberedEvent):
-    type: Literal["response.output_item.added", "response.output_item.done"]
-    output_index: Literal[0]
-    item: OutputMessage
-
-
-class TextEvent(NumberedEvent):
-    item_id: str
-    output_index: Literal[0]
-    content_index: Literal[0]
-
-
-class PartEvent(TextEvent):
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText
-
-
-class DeltaEvent(TextEvent):
-    type: Literal["response.output_text.delta"]
-    delta: str
-    logprobs: list[dict[str, Any]]
-
-
-class DoneEvent(TextEvent):
-    type: Literal["response.output_text.done"]
-    text: str
-    logprobs: list[dict[str, Any]]
-
-
-class ResponseEvent(RootModel[StatusEvent | ItemEvent | PartEvent | DeltaEvent | DoneEvent]):
-    """The data of an event of a streamed response."""
+    sequence_number: int
 
 
 # ---- states ----

@@ -25,7 +25,7 @@ from tarnn.serving.http.reader import Reader, attended
 from tarnn.serving.http.request_schemas import ResponseRequest
 from tarnn.serving.http.response_events import ResponseEvents
 from tarnn.serving.http.response_schemas import ResponseObject
-from tarnn.serving.http.sse import PING, LiveStream
+from tarnn.serving.http.sse import PING, EventStream
 from tarnn.serving.http.store_errors import find, in_store, store_of
 from tarnn.serving.http.to_engine import (
     check_gathered,
@@ -42,6 +42,10 @@ from tarnn.serving.storage.holds import new_id
 
 MAX_TOKENS = 1024  # the default
 LOGPROBS = "message.output_text.logprobs"
+SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+REPEATED = {  # parameters that a response repeats
+    "previous_response_id", "instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key",
+}  # fmt: skip
 
 
 async def respond(request: HttpRequest) -> Response:
@@ -52,7 +56,7 @@ async def respond(request: HttpRequest) -> Response:
     prompt = await prompt_of(request, engine, body)
     work = ResponseWork(request, engine, body, prompt)
     if body.stream:
-        return LiveStream(work.frames(), lambda: state_header(work.reader))
+        return EventStream(work.frames(), lambda: state_header(work.reader))
     response = await attended(request.receive, work.whole())
     return JSONResponse(response.model_dump(), headers=state_header(work.reader))
 
@@ -219,19 +223,11 @@ class ResponseWork:
             id=new_id("resp"),
             created_at=int(time.time()),
             model=self.engine.model.name,
-            previous_response_id=body.previous_response_id,
-            instructions=body.instructions,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
             top_logprobs=body.top_logprobs or 0,
-            max_output_tokens=body.max_output_tokens,
             store=self.stored,
             metadata=body.metadata or {},
-            user=body.user,
-            safety_identifier=body.safety_identifier,
-            prompt_cache_key=body.prompt_cache_key,
+            **{name: getattr(sampling, name) for name in SAMPLED},
+            **body.model_dump(include=REPEATED),
         )
 
     async def _ended(self, response: ResponseObject, usage: Usage) -> ResponseObject:

@@ -1,6 +1,5 @@
 """Server-sent events: an answer as it is written, in one transport write for all that is new."""
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -11,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tarnn.serving.http.errors import ApiError, ClientGone
-from tarnn.serving.http.reader import Reader, attended, watch
+from tarnn.serving.http.reader import Reader, attended
 from tarnn.serving.http.request_schemas import StreamOptions
 from tarnn.serving.http.to_engine import usage_of
 from tarnn.serving.request import Event
@@ -29,73 +28,24 @@ def part(body: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-def start_of(headers: Mapping[str, str]) -> Message:
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (HEADERS | dict(headers)).items()]
-    return {"type": "http.response.start", "status": 200, "headers": raw}
-
-
-def failure(error: ApiError) -> bytes:
-    """Return an event that is an error."""
-    return f"data: {error.text}\n\n".encode()
-
-
 class EventStream(Response):
-    """A streamed answer. encode: from events to bytes; last: the bytes after the end of all choices.
+    """Server-sent events from a generator, which is closed when the client disconnects.
 
     headers: called when the first event is there. The status waits for that event too, so that a request which fails
     before it has an error's status.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        encode: Callable[[list[Event]], bytes],
-        last: Callable[[], bytes],
-        headers: Callable[[], Mapping[str, str]],
-    ):
-        self.reader, self.encode, self.last, self.late_headers = reader, encode, last, headers
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reader, encode = self.reader, self.encode
-        watching = asyncio.ensure_future(watch(receive, reader))
-        begun = False
-        try:
-            while reader.open:
-                events = await reader.next()
-                body = encode(events) if events else PING
-                if not begun:
-                    await send(start_of(self.late_headers()))
-                    begun = True
-                await send(part(body))
-            await send(part(self.last(), more=False))
-        except ClientGone:
-            pass
-        except ApiError as error:
-            if not begun:
-                await error.response()(scope, receive, send)
-            else:
-                await send(part(failure(error), more=False))
-        finally:
-            watching.cancel()
-            reader.leave()
-
-
-class LiveStream(Response):
-    """Server-sent events from a generator. An error before the first one has its own status.
-
-    headers: called when the first event is there.
-    """
-
     def __init__(self, frames: AsyncGenerator[bytes], headers: Callable[[], Mapping[str, str]] = dict):
-        self._frames, self.late_headers = frames, headers
+        self._frames, self._late_headers = frames, headers
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._frames):
             try:
                 first = await attended(receive, anext(self._frames))
-                await send(start_of(self.late_headers()))
+                headers = {**HEADERS, **self._late_headers()}
+                raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": raw})
                 await attended(receive, self._send(send, first))
             except ClientGone:
                 pass
@@ -106,7 +56,7 @@ class LiveStream(Response):
             async for frame in self._frames:
                 await send(part(frame))
         except ApiError as error:
-            await send(part(failure(error)))
+            await send(part(f"data: {error.text}\n\n".encode()))
         await send(part(b"", more=False))
 
 
@@ -155,7 +105,17 @@ class Chunks:
         self._end = end
         self._goes_on = self._closed + b',"logprobs":null,"finish_reason":null}]' + end
 
-    def encode(self, events: list[Event]) -> bytes:
+    async def frames(self) -> AsyncGenerator[bytes]:
+        """Return the chunks of each batch of events together, to the end of all choices."""
+        reader = self._reader
+        try:
+            while reader.open:
+                yield self._encode(events) if (events := await reader.next()) else PING
+            yield self._last()
+        finally:
+            reader.leave()
+
+    def _encode(self, events: list[Event]) -> bytes:
         if self._usage_in_each:
             self._end_with(b',"usage":%b}\n\n' % compact(usage_of(self._reader.usage)))
         if self._echoes:
@@ -176,7 +136,7 @@ class Chunks:
         rest = b'%b,"logprobs":%b,"finish_reason":%b}]%b' % (self._closed, logprobs, finish, self._end)
         return b"%b%d%b%b%b" % (self._begin, choice, opened, text, rest)
 
-    def last(self) -> bytes:
+    def _last(self) -> bytes:
         if not self._with_usage:
             return DONE
         whole = self._head | {"choices": [], "usage": usage_of(self._reader.usage)}

@@ -31,7 +31,7 @@ from tarnn.serving.http.response_schemas import (
     StateProgress,
     TokenUsage,
 )
-from tarnn.serving.http.sse import DONE, LiveStream
+from tarnn.serving.http.sse import DONE, EventStream
 from tarnn.serving.http.store_errors import find, held_state, in_store, store_of
 from tarnn.serving.http.to_engine import engine_of, refuse_when_full, tenant
 from tarnn.serving.snapshot import Snapshot
@@ -66,7 +66,7 @@ async def read(request: HttpRequest, body: StateRequest) -> Response:
     past = 0 if begin is None else len(begin.tokens)
     work = StateWork(request, engine, body, ids, begin, tuple(past + place for place in boundaries))
     if body.stream:
-        return LiveStream(work.frames())
+        return EventStream(work.frames())
     state = await attended(request.receive, work.whole())
     return JSONResponse(state.model_dump())
 
