@@ -1,8 +1,9 @@
-"""What the layers of flash-linear-attention call around its recurrences: norms, gates, convolutions, in plain PyTorch on a CPU.
+"""Functions that flash-linear-attention's layers call around its recurrences, in plain PyTorch on a CPU.
 
-Each function has the arguments of the one whose place it takes.
+Each function has the arguments of the one that it replaces.
 """
 
+import importlib
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tarnn.attention.token_shift import token_shift as shifted
-from tarnn.kernels.hybrid import capped
 from tarnn.numerics import widen
 from tarnn.ops.convolution.op import short_convolution
 from tarnn.ops.convolution.state import ConvolutionState
@@ -41,47 +41,27 @@ def group_norm(
     return y, total.to(alone if residual is None else residual.dtype)
 
 
-def layer_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False, is_rms_norm=False):
-    return group_norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
-
-
-def rms_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False):
-    return group_norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm=True)
-
-
 def group_norm_linear(
     x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-5, prenorm=False,
     residual_in_fp32=False, is_rms_norm=False, num_groups=1,
 ):  # fmt: skip
-    """A norm and the product behind it."""
+    """Norm and multiply by a matrix."""
     normed = group_norm(x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
     y, *total = normed if prenorm else (normed,)
     y = F.linear(y, linear_weight, linear_bias)
     return (y, *total) if prenorm else y
 
 
-def layer_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, **kwargs):
-    return group_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, **kwargs)
-
-
-def rms_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, **kwargs):
-    return group_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, is_rms_norm=True, **kwargs)
-
-
 def layer_norm_gated(
     x, g, weight, bias, activation="swish", residual=None, prenorm=False, residual_in_fp32=False, eps=1e-6,
     is_rms_norm=False,
 ):  # fmt: skip
-    """A norm, times the activation of the gate."""
-    normed = layer_norm(widen(x), weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
+    """Norm and multiply by the activation of the gate."""
+    normed = group_norm(widen(x), weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
     y, *total = normed if prenorm else (normed,)
     gate = widen(g)
     y = (y * (torch.sigmoid(gate) if activation == "sigmoid" else F.silu(gate))).to(x.dtype)
     return (y, *total) if prenorm else y
-
-
-def rms_norm_gated(x, g, weight, bias, *args, **kwargs):
-    return layer_norm_gated(x, g, weight, bias, *args, is_rms_norm=True, **kwargs)
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
@@ -89,50 +69,20 @@ def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
 
 
-def sigmoid(x: Tensor, output_contiguous: bool = False) -> Tensor:
-    return torch.sigmoid(x)
-
-
-def sigmoid_gradient(x: Tensor, dy: Tensor, output_contiguous: bool = False) -> Tensor:
-    s = torch.sigmoid(widen(x))
-    return (dy * s * (1 - s)).to(x.dtype)
-
-
-def logsigmoid(x: Tensor, temperature: float = 1.0, output_contiguous: bool = False) -> Tensor:
-    return F.logsigmoid(x) / temperature
-
-
-def logsigmoid_gradient(x: Tensor, dy: Tensor, temperature: float = 1.0, output_contiguous: bool = False) -> Tensor:
-    return (dy * torch.sigmoid(-widen(x)) / temperature).to(x.dtype)
-
-
-def swish(x: Tensor, output_contiguous: bool = False) -> Tensor:
-    return F.silu(x)
-
-
-def swish_gradient(x: Tensor, dy: Tensor, output_contiguous: bool = False) -> Tensor:
-    s = torch.sigmoid(widen(x))
-    return (dy * s * (1 + x * (1 - s))).to(x.dtype)
-
-
-def swiglu(x: Tensor, y: Tensor, output_contiguous: bool = False) -> Tensor:
-    return F.silu(x) * y
-
-
-def swiglu_gradients(
-    x: Tensor, y: Tensor, g: Tensor, use_weight: bool = False, output_contiguous: bool = False
-) -> tuple[Tensor, ...]:
-    """The gradients of x and y, and where it is wanted the product itself."""
-    gradients = swish_gradient(x, g * y), (g * F.silu(x)).to(y.dtype)
-    return (*gradients, swiglu(x, y)) if use_weight else gradients
-
-
 def squared_relu(x: Tensor) -> Tensor:
     return torch.relu(x).square()
 
 
-def squared_relu_gradient(g: Tensor, x: Tensor) -> Tensor:
-    return 2 * g * torch.relu(x)
+def logsigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
+    return F.logsigmoid(x) / temperature
+
+
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    return F.silu(x) * y
+
+
+def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(swiglu(x, y), weight, bias)
 
 
 def causal_conv1d(
@@ -182,7 +132,7 @@ def token_shift(
     output_cache: bool = False,
     chunk_indices: Any = None,
 ) -> Any:
-    """The token before, less the token itself; the cache (n, c) or (n, 1, c) holds each sequence's last token."""
+    """Return the token before, less the token itself; the cache (n, c) or (n, 1, c) holds each sequence's last token."""
     sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     last = x.new_zeros(sequences, x.shape[2]) if cache is None else cache.reshape(sequences, -1)
     before, last = shifted(x, last, None, cu_seqlens)
@@ -190,7 +140,7 @@ def token_shift(
 
 
 def mixtures_of_rwkv7(hidden_states, delta, xr, xw, xk, xv, xa, xg=None) -> tuple:
-    """hidden + delta ⊙ x for each of six x, None for a gate that is not there."""
+    """Return hidden + delta ⊙ x for each of six x, None for a gate that is not there."""
     mixes = (xr, xw, xk, xv, xa, xg)
     return tuple(None if x is None else torch.addcmul(hidden_states, delta, x) for x in mixes)
 
@@ -200,7 +150,7 @@ def keys_of_rwkv7(k: Tensor, a: Tensor, ka: Tensor, cu_seqlens=None, cu_seqlens_
 
 
 def output_of_rwkv7(o: Tensor, r: Tensor, k: Tensor, r_k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    """The bonus of the current token, and the gate."""
+    """Add the bonus of the current token, and multiply by the gate."""
     return (o + ((r * k * r_k).sum(-1, keepdim=True) * v).view(o.shape)) * g
 
 
@@ -214,79 +164,16 @@ def rotary_embedding(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Any = None,
 ) -> Tensor:
-    """Rotate x (b, t, h, d) by the angles of its positions, which count from an offset per sequence."""
-    t = x.shape[1]
-    place = torch.arange(t, device=x.device)[None]
+    """Rotate x (b, t, h, d) by the angles of its positions, which count from an offset per sequence; by fla's reference."""
+    position = torch.arange(x.shape[1], device=x.device)[None]
+    offset = seqlen_offsets
     if cu_seqlens is not None:
-        sequence = torch.searchsorted(cu_seqlens.to(torch.int64), place[0], right=True) - 1
-        place = place - cu_seqlens[sequence]
-        offset = seqlen_offsets[sequence] if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
-    else:
-        offset = seqlen_offsets[:, None] if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
-    place = place + offset
-    width = 2 * cos.shape[-1]
-    cos, sin = cos[place][:, :, None], sin[place][:, :, None]  # (b or 1, t, 1, width / 2)
-    turned, rest = x[..., :width], x[..., width:]
-    if interleaved:
-        first, second = turned[..., ::2], turned[..., 1::2]
-    else:
-        first, second = turned.chunk(2, -1)
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
-    y = torch.cat([turned.to(x.dtype), rest], -1)
+        sequence = torch.searchsorted(cu_seqlens.to(torch.int64), position[0], right=True) - 1
+        position = position - cu_seqlens[sequence]
+        offset = offset[sequence] if isinstance(offset, Tensor) else offset
+    elif isinstance(offset, Tensor):
+        offset = offset[:, None]
+    position = position + offset
+    reference = importlib.import_module("fla.modules.rotary.ops").rotary_embedding_ref
+    y = reference(x, cos[position], sin[position], interleaved).to(x.dtype)
     return x.copy_(y) if inplace else y
-
-
-def cross_entropy_loss(
-    logits: Tensor,
-    target: Tensor,
-    label_smoothing: float = 0.0,
-    logit_scale: float = 1.0,
-    lse_square_scale: float = 0.0,
-    logit_softcapping: float | None = None,
-    ignore_index: int = -100,
-    inplace_backward: bool = False,
-    process_group: Any = None,
-) -> tuple[Tensor, Tensor]:
-    """Losses (n,), with a multiple of the square of the log of each sum; and that multiple, detached."""
-    if process_group is not None:
-        raise ValueError("tarnn computes this loss on a CPU without process_group=; got one.")
-    scores = capped(widen(logits) * logit_scale, logit_softcapping)
-    loss = F.cross_entropy(scores, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
-    squares = lse_square_scale * scores.logsumexp(-1).square().masked_fill(target == ignore_index, 0.0)
-    return loss + squares, squares.detach()
-
-
-def loss_forward(criterion: Any, input: Tensor, target: Tensor) -> Any:
-    """The `forward` of its loss module: the mean or sum over the targets that are not ignored."""
-    names = ("label_smoothing", "logit_scale", "lse_square_scale", "logit_softcapping", "ignore_index", "process_group")
-    losses = cross_entropy_loss(input, target, **{name: getattr(criterion, name) for name in names})
-    if criterion.reduction != "none":
-        count = (target != criterion.ignore_index).sum() if criterion.reduction == "mean" else 1
-        losses = (losses[0].sum() / count, losses[1].sum() / count)
-    return losses if criterion.return_z_loss else losses[0]
-
-
-def linear_cross_entropy_loss(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    logit_scale: float = 1.0,
-    logit_softcapping: float | None = None,
-    num_chunks: int = 8,
-    reduction: str = "mean",
-    use_l2warp: bool = False,
-    *args: Any,
-    process_group: Any = None,
-    **kwargs: Any,
-) -> Tensor:
-    """The loss of x W, mean or sum over the targets that are not ignored."""
-    if use_l2warp or process_group is not None:
-        raise ValueError("tarnn computes this loss on a CPU without use_l2warp= and process_group=; got one.")
-    scores = capped(widen(F.linear(x, weight, bias)) * logit_scale, logit_softcapping)
-    return F.cross_entropy(
-        scores, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
-    )
