@@ -3,7 +3,7 @@
 Each function has the arguments of the one that it replaces.
 """
 
-import importlib
+import sys
 from typing import Any
 
 import torch
@@ -174,6 +174,6 @@ def rotary_embedding(
     elif isinstance(offset, Tensor):
         offset = offset[:, None]
     position = position + offset
-    reference = importlib.import_module("fla.modules.rotary.ops").rotary_embedding_ref
+    reference = sys.modules["fla.modules.rotary.ops"].rotary_embedding_ref
     y = reference(x, cos[position], sin[position], interleaved).to(x.dtype)
     return x.copy_(y) if inplace else y
