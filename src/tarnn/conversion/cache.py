@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import attention_layers, converted_layers
 from tarnn.huggingface.cache import LinearStateLayer
-from tarnn.huggingface.past import check_crop_of
+from tarnn.huggingface.rewind import check_crop_of
 from tarnn.ops.softmax.state import KVCache
 
 OWN_CACHE = ("minimax",)  # models whose forward refuses any other
@@ -37,8 +37,8 @@ class HybridCacheLayer(LinearStateLayer):
                 "its own (load_cache)."
             )
 
-    def own(self, num_tokens: int) -> HeadStates:
-        state = super().own(num_tokens)
+    def writable_state(self, num_tokens: int) -> HeadStates:
+        state = super().writable_state(num_tokens)
         assert isinstance(state, HeadStates)
         if not state.grows:
             return state

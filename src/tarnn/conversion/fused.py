@@ -46,14 +46,14 @@ class ConvertedForward(FusedForward):
         layers = cast(Sequence[Any], cache.layers)
         if not layers[0].is_initialized:
             return new_states(step, rows, max(SMALLEST_CACHE, num_tokens))
-        return tuple(part for x in layers for part in x.own(num_tokens).parts)
+        return tuple(part for x in layers for part in x.writable_state(num_tokens).parts)
 
     def keep(self, cache: Cache, states: Sequence[State], num_tokens: int) -> None:
         layers, rest = cast(Sequence[Any], cache.layers), iter(states)
         for layer, module in zip(layers, self.modules, strict=True):
             layer.claim(module)
             count = len(set(cast(Any, child_of(module)).modes))
-            layer.begin(HeadStates(tuple(next(rest) for _ in range(count))), layer.num_tokens + num_tokens)
+            layer.set_first(HeadStates(tuple(next(rest) for _ in range(count))), layer.num_tokens + num_tokens)
         if self.calibrated_on is not None:
             warn_beyond(self.calibrated_on, None, layers[0].num_tokens)
 

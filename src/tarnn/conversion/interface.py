@@ -28,7 +28,7 @@ from tarnn.conversion.cache import HybridCacheLayer
 from tarnn.conversion.layer import Heads, LayerAttention
 from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, AttentionOptions, child_of, layer_attention
 from tarnn.huggingface.documents import find_documents
-from tarnn.huggingface.past import read_and_note
+from tarnn.huggingface.rewind import read_and_note
 
 REFUSED = {
     "position_bias": "adds a bias that depends on positions to the products",

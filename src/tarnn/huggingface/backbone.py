@@ -25,7 +25,7 @@ from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.convolved_cache import ConvolvedLayer
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents
 from tarnn.huggingface.folders import check_folder
-from tarnn.huggingface.past import crop_as_one
+from tarnn.huggingface.rewind import crop_as_one
 from tarnn.huggingface.versions import CACHE, takes_any_name, with_both_names
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
@@ -79,10 +79,10 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
 
     def _with_cache(self, x: Tensor, caches: Sequence[StateLayer], cross, options) -> Tensor:
         """Reads and writes this layer's part of a transformers cache."""
-        start, before = x, [layer.take(x.shape[1]) for layer in caches]
+        start, before = x, [layer.state_with_room(x.shape[1]) for layer in caches]
         filtered = before[:-1]
 
-        def again(i: int, state: State, n: int):
+        def replay(i: int, state: State, n: int):
             first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
             part, some = tree_map_only(Tensor, first, (start, options))
             states = (*filtered, state) if i == len(filtered) else (state, None)  # a convolution comes before attention
@@ -91,7 +91,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
         # the cache owns its state, so it is written in place; not where autograd may need the one before
         x, *states = self.prefill(x, *before, cross=cross, inplace=not torch.is_grad_enabled(), **options)
         for i, (layer, state) in enumerate(zip(caches, states, strict=True)):
-            layer.write(state, x.shape[1], partial(again, i))
+            layer.set(state, x.shape[1], partial(replay, i))
         return x
 
 

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
-from tarnn.huggingface.past import Again, Past, check_crop
+from tarnn.huggingface.rewind import Replay, Rewindable, check_crop
 from tarnn.ops import KVCache, State
 
 
 class StateLayer(CacheLayerMixin):
-    """One layer's state in a transformers `Cache`; the model reads it with `take` and writes it with `write`.
+    """One layer's state in a transformers `Cache`: a value for the model, tensors to write into for the fused step.
 
-    `state` is what the layer's attention makes of a sequence, None before the first token. `get_seq_length`
-    counts the tokens, padding included, since that is what transformers measures its masks with.
+        model.forward:   state_with_room(n) → attention → set(new state, n, replay)      values: nothing is overwritten
+        the fused step:  set_first(state, n), once; then writable_state(n) → count(state, n)      the same tensors, in place
+
+    `state` is None before the first token. `get_seq_length` counts the tokens, padding included, since that is what
+    transformers measures its masks with.
     """
 
     is_compileable = False  # what compiles is TarnnForCausalLM.step
@@ -47,31 +50,31 @@ class StateLayer(CacheLayerMixin):
         """Whether this cache layer's state may be updated in place."""
         return True
 
-    def own(self, num_tokens: int) -> State:
-        """The state, with room for so many tokens more, for a step that writes into its tensors: see `advance`.
+    def writable_state(self, num_tokens: int) -> State:
+        """Return the state, with room for `num_tokens` more, for a step that writes into its tensors.
 
-        The first time it is a copy, since somebody may hold a state that was set or written here; later the same tensors.
+        The first time it is a copy, since somebody may hold the state that was set here; later the same tensors.
         """
         if not self._owned:
             self.state = self.state.clone()
             self._owned = True
         return self.state
 
-    def advance(self, state: State, num_tokens: int) -> None:
-        """Takes note of tokens, which a step has written into the tensors of `own`."""
+    def count(self, state: State, num_tokens: int) -> None:
+        """Count `num_tokens` more, which a step has written into the tensors of `writable_state`."""
         self.num_tokens += num_tokens
 
-    def begin(self, state: State, num_tokens: int) -> None:
-        """Takes in the state after the first tokens, which nobody else holds."""
+    def set_first(self, state: State, num_tokens: int) -> None:
+        """Store the state after the first tokens, whose tensors nobody else holds."""
         self.state, self.is_initialized, self.num_tokens = state, True, num_tokens
         self._owned = True
 
-    def take(self, num_tokens: int) -> State | None:
-        """The state, with room for so many tokens more."""
+    def state_with_room(self, num_tokens: int) -> State | None:
+        """Return the state, with room for `num_tokens` more."""
         return self.state
 
-    def write(self, state: State, num_tokens: int, again: Again) -> None:
-        """Takes in the state after `num_tokens` more. again(state, n): from the one before to that after the first n."""
+    def set(self, state: State, num_tokens: int, replay: Replay) -> None:
+        """Store the state after `num_tokens` new tokens. replay(state, n) recomputes the state after the first n of them."""
         self.state, self.is_initialized = state, True
         self.num_tokens += num_tokens
 
@@ -117,7 +120,7 @@ class LinearStateLayer(StateLayer):
     def __init__(self, max_cache_len: int | None = None, **kwargs):
         super().__init__(max_cache_len, **kwargs)
         self.record_past = False
-        self._past = Past()
+        self._past = Rewindable()
 
     @property
     def writable(self) -> bool:
@@ -130,14 +133,14 @@ class LinearStateLayer(StateLayer):
     def is_croppable(self) -> bool:  # type: ignore[override]
         return self.record_past
 
-    def write(self, state: State, num_tokens: int, again: Again) -> None:
+    def set(self, state: State, num_tokens: int, replay: Replay) -> None:
         if self.record_past:
-            self.note(self.state, num_tokens, again)
-        super().write(state, num_tokens, again)
+            self.note(self.state, num_tokens, replay)
+        super().set(state, num_tokens, replay)
 
-    def note(self, state: State | None, num_tokens: int, again: Again) -> None:
+    def note(self, state: State | None, num_tokens: int, replay: Replay) -> None:
         """Take note of tokens that are read on top of a state."""
-        self._past.add(lambda: state, num_tokens, again)
+        self._past.add(lambda: state, num_tokens, replay)
 
     def check_crop(self, tokens_to_remove: int) -> int:
         """How many tokens `crop` would remove. Raises ValueError for more than were recorded."""
@@ -167,25 +170,25 @@ class SoftmaxStateLayer(StateLayer):
     _layer_type = "tarnn_softmax"
     is_croppable = True
 
-    def take(self, num_tokens: int) -> KVCache | None:
+    def state_with_room(self, num_tokens: int) -> KVCache | None:
         state = self.state
         if state is not None and self.max_cache_len is None:
             state = self.state = state.with_room(num_tokens)
         return state
 
-    def own(self, num_tokens: int) -> KVCache:
-        state = self.take(num_tokens)  # no copy: `forward` appends in place, too
+    def writable_state(self, num_tokens: int) -> KVCache:
+        state = self.state_with_room(num_tokens)  # no copy: `forward` appends in place, too
         assert state is not None
         return state
 
-    def advance(self, state: State, num_tokens: int) -> None:
-        super().advance(state, num_tokens)
+    def count(self, state: State, num_tokens: int) -> None:
+        super().count(state, num_tokens)
         self.state = state  # of another length
 
-    def write(self, state: Any, num_tokens: int, again: Again) -> None:
+    def set(self, state: Any, num_tokens: int, replay: Replay) -> None:
         if self.max_cache_len is not None and state.capacity != self.max_cache_len:
             state = state.resized(self.max_cache_len)  # attention made one that is just large enough
-        super().write(state, num_tokens, again)
+        super().set(state, num_tokens, replay)
 
     def crop(self, tokens_to_remove: int) -> None:
         state = self.state

@@ -111,7 +111,7 @@ class FusedForward:
         """Each layer's state, which may be written, with room for these tokens."""
         layers = _parts(cache)
         if layers[0].is_initialized:
-            return tuple(x.own(num_tokens) for x in layers)
+            return tuple(x.writable_state(num_tokens) for x in layers)
         capacity = layers[0].max_cache_len or max(SMALLEST_CACHE, num_tokens)
         return self.model.model.new_states(rows, capacity)
 
@@ -119,9 +119,9 @@ class FusedForward:
         """Leave in the cache the states after so many tokens."""
         for layer, state in zip(_parts(cache), states, strict=True):
             if layer.is_initialized:
-                layer.advance(state, num_tokens)
+                layer.count(state, num_tokens)
             else:
-                layer.begin(state, num_tokens)
+                layer.set_first(state, num_tokens)
 
     def _supports(self, input_ids, attention_mask, position_ids, cache, extra_inputs: Mapping[str, Any]) -> bool:
         """Whether these are tokens on top of a cache of this model, each row's last no padding, and only logits are requested."""

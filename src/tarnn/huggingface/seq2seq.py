@@ -186,7 +186,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             assert source is not None
             states = [StateLayer() for _ in self.decoder.layers]
             for layer, state in zip(states, self._read(source, mask)):
-                layer.write(state, source.shape[1], self._never)
+                layer.set(state, source.shape[1], self._never)
             cache.cross_attention_cache.layers = cast(Any, states)
             cache.is_updated = dict.fromkeys(range(len(states)), True)
         layers: Any = cache.cross_attention_cache.layers

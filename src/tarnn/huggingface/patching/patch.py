@@ -12,7 +12,7 @@ from weakref import ref
 import transformers
 from torch import nn
 
-from tarnn.huggingface.patching import places
+from tarnn.huggingface.patching import monkeypatch
 from tarnn.huggingface.patching.families import FAMILIES
 from tarnn.huggingface.patching.hooks import Family, Hook, arguments_of, with_globals
 from tarnn.huggingface.patching.undo import lifted_refusals
@@ -38,8 +38,8 @@ class Patch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with places.LOCK:
-            places.release((owner for x in self._owners if (owner := x()) is not None), self._number)
+        with monkeypatch.LOCK:
+            monkeypatch.release((owner for x in self._owners if (owner := x()) is not None), self._number)
 
     def __str__(self) -> str:
         names = (
@@ -67,11 +67,11 @@ def patch_transformers(model: nn.Module | None = None) -> Patch:
     Raises ValueError for a model without a layer that tarnn knows, one whose family is not as it was tested, a compiled one, and
     one whose layers have a `forward` of their own already.
     """
-    with places.LOCK:
+    with monkeypatch.LOCK:
         number = next(_NUMBERS)
         changes, replaced, kept = _everywhere() if model is None else _within(model)
         for owner, name, value in changes:
-            places.hold(owner, name, value, number)
+            monkeypatch.acquire(owner, name, value, number)
     patch = Patch(replaced, kept, number, tuple({id(owner): ref(owner) for owner, _, _ in changes}.values()))
     surprising = any(x.name in kept and not x.tested for x in FAMILIES)
     _LOG.log(logging.WARNING if surprising else logging.INFO, "%s", patch)
@@ -83,9 +83,9 @@ def unpatch_transformers(model: nn.Module | None = None) -> None:
 
     Models that were patched one by one stay patched without their `model`. Nothing happens where nothing is patched.
     """
-    with places.LOCK:
-        mine = [x for x in places.owners() if not isinstance(x, nn.Module)] if model is None else model.modules()
-        places.release(mine)
+    with monkeypatch.LOCK:
+        mine = [x for x in monkeypatch.owners() if not isinstance(x, nn.Module)] if model is None else model.modules()
+        monkeypatch.release(mine)
 
 
 Changes = tuple[list[tuple[Any, str, Any]], dict[str, tuple[str, ...]], dict[str, str]]
@@ -100,7 +100,7 @@ def _everywhere() -> Changes:
             continue
         for hook in family.hooks:
             owner, name = _owner(family, hook)
-            changes.append((owner, name, hook.replace(places.before(owner, name))))
+            changes.append((owner, name, hook.replace(monkeypatch.original(owner, name))))
         changes += lifted_refusals(vars(importlib.import_module(family.path)).values())
         replaced[family.name] = tuple(hook.path for hook in family.hooks)
     return changes, replaced, kept
@@ -114,9 +114,11 @@ def _within(model: nn.Module) -> Changes:
     for family, layer in known_layers(model):
         if family.name not in replaced and (why := _refusal(family)) is not None:
             raise ValueError(f"{type(model).__name__} stays as it is: {why}.")
-        functions = {x.path: x.replace(places.before(*_owner(family, x))) for x in family.hooks if "." not in x.path}
+        functions = {
+            x.path: x.replace(monkeypatch.original(*_owner(family, x))) for x in family.hooks if "." not in x.path
+        }
         for hook in _methods(family, layer):
-            own = with_globals(places.before(*_owner(family, hook)), functions)
+            own = with_globals(monkeypatch.original(*_owner(family, hook)), functions)
             method: Any = hook.replace(own)
             method.computes_the_same = True  # so the fused step takes the layer
             changes.append((layer, hook.path.partition(".")[2], types.MethodType(method, layer)))
@@ -147,7 +149,7 @@ def _refuse_changed(model: nn.Module, changes: list[tuple[Any, str, Any]]) -> No
     if any(hasattr(x, "_orig_mod") or getattr(x, "_compiled_call_impl", None) is not None for x in model.modules()):
         raise ValueError("this model was compiled already. Patch the model itself first, then compile it.")
     for layer, name, _ in changes:
-        if name in vars(layer) and layer not in places.owners():
+        if name in vars(layer) and layer not in monkeypatch.owners():
             raise ValueError(
                 f"a {type(layer).__name__} of this model has a {name} of its own already, as hooks of accelerate set it. "
                 "Patch the model before that, or call patch_transformers() without a model."
@@ -170,7 +172,7 @@ def _refusal(family: Family) -> str | None:
         return f"{here} can't load it ({error}); it was tested with {tested}"
     for hook in family.hooks:
         try:
-            function = places.before(*_owner(family, hook))
+            function = monkeypatch.original(*_owner(family, hook))
         except AttributeError:
             return f"{here} has no {family.module}.{hook.path}, as {tested} has"
         if (found := arguments_of(function)) != hook.arguments:

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from tarnn.huggingface.past import KEPT, Again, Inputs, Past, Run, check_crop, crop_as_one, read_and_note
+from tarnn.huggingface.rewind import KEPT, Inputs, Replay, Rewindable, Run, check_crop, crop_as_one, read_and_note
 from tarnn.huggingface.versions import cache_in
 from tarnn.ops.state import State
 
@@ -28,7 +28,7 @@ class Undo:
     """
 
     def __init__(self, num_tokens: int | None) -> None:
-        self.pasts: list[tuple[Past, Callable[[Any], Tensor]]] = []
+        self.pasts: list[tuple[Rewindable, Callable[[Any], Tensor]]] = []
         self.next_past = 0
         self.num_tokens = num_tokens
 
@@ -44,12 +44,12 @@ class Undo:
             "num_tokens": self.num_tokens,
         }  # no file holds the functions that read again
 
-    def note(self, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, again: Again) -> None:
+    def note(self, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, replay: Replay) -> None:
         """Take note of what the next recurrence of this call reads. tensor(state): as the cache holds it."""
         if self.next_past == len(self.pasts):
-            self.pasts.append((Past(), tensor))
+            self.pasts.append((Rewindable(), tensor))
         copied = lambda: None if state is None else state.map(lambda x: x.detach().clone())  # noqa: E731
-        self.pasts[self.next_past][0].add(copied, num_tokens, again)
+        self.pasts[self.next_past][0].add(copied, num_tokens, replay)
         self.next_past += 1
 
     def check_crop(self, tokens_to_remove: int) -> int:

@@ -14,21 +14,21 @@ KEPT = 64  # how many tokens can be forgotten, at least
 APART = 16  # tokens read one by one between two states that are kept
 CHUNK = 64  # a sequence that is cut at multiples of it has the same bits
 
-Again = Callable[[Any, int], Any]  # (the state before a stretch, n): the state after its first n tokens
+Replay = Callable[[Any, int], Any]  # (the state before a stretch, n): the state after its first n tokens
 Inputs = tuple[Tensor, ...]
 Run = Callable[[Inputs, Any], tuple[Any, Any]]  # (inputs, the state before): the outputs, and the state after
 _NOT_KEPT = object()
 
 
 class Stretch(NamedTuple):
-    """Tokens that were read in one call."""
+    """Tokens that were read in one call, and how to read the first of them once more."""
 
     state: Any  # before them; _NOT_KEPT where it follows from that of an earlier stretch
     num_tokens: int
-    again: Again
+    replay: Replay
 
 
-class Past:
+class Rewindable:
     """A record by which a recurrent state can forget its last tokens: earlier states, and the tokens since then.
 
     Of tokens read one by one, one state in 16 is kept. What lies more than 64 tokens back is let go, stretch by stretch.
@@ -37,8 +37,8 @@ class Past:
     def __init__(self) -> None:
         self._stretches: list[Stretch] = []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Past":
-        made = Past()
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rewindable":
+        made = Rewindable()
         made._stretches = copy.deepcopy(self._stretches, memo)
         return made
 
@@ -50,13 +50,13 @@ class Past:
         """How many tokens can be forgotten."""
         return sum(x.num_tokens for x in self._stretches)
 
-    def add(self, state: Callable[[], Any], num_tokens: int, again: Again) -> None:
+    def add(self, state: Callable[[], Any], num_tokens: int, replay: Replay) -> None:
         """Take note of tokens. state(): the state before them, which stays as it is; asked for only if it is kept."""
         since = 0
         for stretch in self._stretches:
             since = stretch.num_tokens + (since if stretch.state is _NOT_KEPT else 0)
         keeps = not self._stretches or num_tokens > 1 or since >= APART
-        self._stretches.append(Stretch(state() if keeps else _NOT_KEPT, num_tokens, again))
+        self._stretches.append(Stretch(state() if keeps else _NOT_KEPT, num_tokens, replay))
         starts = [i for i, x in enumerate(self._stretches) if x.state is not _NOT_KEPT]
         for start in reversed(starts):
             if sum(x.num_tokens for x in self._stretches[start:]) >= KEPT:
@@ -77,7 +77,7 @@ class Past:
             remaining.append(stretch._replace(num_tokens=n))
             unread.append(remaining[-1])
         for stretch in unread:
-            state = stretch.again(state, stretch.num_tokens)
+            state = stretch.replay(state, stretch.num_tokens)
         long = max((i + 1 for i, x in enumerate(remaining) if x.num_tokens > KEPT), default=0)
         self._stretches = remaining[long:]  # without a prompt, of which a layer keeps more than a few tokens
         return state
@@ -98,7 +98,7 @@ def check_crop(tokens_to_remove: int, recorded: int) -> int:
     return -tokens_to_remove
 
 
-def read_and_note(run: Run, inputs: Inputs, state: Any, note: Callable[[Any, int, Again], None], time: int = 2) -> Any:
+def read_and_note(run: Run, inputs: Inputs, state: Any, note: Callable[[Any, int, Replay], None], time: int = 2) -> Any:
     """run(inputs, state); note(the state before, number of tokens, how to read them again). time: that axis of all tensors.
 
     Of a long sequence its last 64 to 127 tokens are noted, without the memory of the others.
@@ -111,10 +111,10 @@ def read_and_note(run: Run, inputs: Inputs, state: Any, note: Callable[[Any, int
     read = tuple(x.detach() for x in inputs)
 
     @torch.no_grad()
-    def again(state: Any, n: int) -> Any:
+    def replay(state: Any, n: int) -> Any:
         return run(tuple(x.narrow(time, 0, n) for x in read), state)[1]
 
-    note(state, t - first, again)
+    note(state, t - first, replay)
     o, after = run(inputs, state)
     if earlier is not None:  # (b, t, …) in memory, as transformers' layers expect it
         o = torch.cat([earlier.movedim(time, 1), o.movedim(time, 1)], 1).movedim(1, time)
