@@ -18,13 +18,13 @@ def pytest_configure(config):
         config.add_cleanup(compiled.cleanup)
 
 
-SCRIPTS = {"benchmarks", "experiments"}  # which no user imports: they are opened at each commit, and run each night
+SCRIPTS = {"benchmarks", "experiments"}  # which no user imports: tests/scripts opens them at each commit
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if SCRIPTS & set(item.path.relative_to(ROOT).parts) and "test_every_script_opens" not in item.name:
+        if SCRIPTS & set(item.path.relative_to(ROOT).parts):
             item.add_marker("slow")
 
 

@@ -1,9 +1,10 @@
-"""Thousands of drawn calls of linear attention against the definition in float64: outputs, states and gradients.
+"""Thousands of drawn calls of an op against its definition in float64: outputs, states and gradients.
 
-    python tests/fuzz.py                     10,000 calls; Ctrl-C keeps what is done, the same command goes on
-    python tests/fuzz.py --calls 300 --seed 7 --out /tmp/fuzz.json
-    python tests/fuzz.py --only 4711         one call again, with all its errors
+    python tests/fuzz.py --calls 10000                       linear attention
+    python tests/fuzz.py --first 4711 --calls 1              one call again
+    python tests/fuzz.py hybrid --calls 10000 --out /tmp/fuzz.json          another op: a row of `support/drawn_calls.py`
 
+It prints the worst, and exits with 1 where one errs more than what may be. Of linear attention:
 An error is the largest difference over the largest expected value (of gradients: over the largest of any). In float64
 at most 1e-11, of gradients 1e-8. In a narrower dtype at most twice the error of the definition computed in that dtype,
 and one unit in the last place for the rounding of the result. One such error is luck, above all where terms cancel (a
@@ -18,28 +19,25 @@ Besides, to the bit: the number of threads changes nothing, and nothing later ch
 
 import argparse
 import contextlib
-import hashlib
 import json
 import math
-import os
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from support.chunks import tiny_chunks
+from support.drawn_calls import OPS, drawn as drawn_call, excess
 from support.fuzz_calls import DTYPES, Call, Drawn, draw
+from tqdm import tqdm
 
-import tarnn
 from tarnn.cli.machine import machine_facts
 from tarnn.kernels.cpu import library
 from tarnn.numerics import wide
 
-RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
+LINEAR = "linear"
 KINDS = ("o", "S", "z", "gradients")
 LIMITS = {"o": 1e-11, "S": 1e-11, "z": 1e-11, "gradients": 1e-8}  # in float64
 KIN = 16
@@ -148,112 +146,56 @@ def to_the_bit(call: Call, ours: list[torch.Tensor]) -> list[str]:
     return wrong
 
 
-def compute(seed: int, calls: int) -> int:
-    """The calls without the definition's answers."""
-    for number in range(calls):
+def share(op: str, seed: int, number: int, report: Callable[[str], object] = lambda words: None) -> float:
+    """The largest error of a call over what it may be; report is told what is wrong with one above 1."""
+    if op != LINEAR:
+        return excess(op, number)
+    drawn = draw(seed, number)
+    mine, limits, wrong = judge(drawn)
+    if wrong:
+        report(f"{wrong}\n  {drawn}")
+    return math.inf if wrong else max(mine[kind] / limits[kind] for kind in KINDS)
+
+
+def compute(op: str, seed: int, number: int) -> None:
+    """Compute the call, without the definition's answer."""
+    if op == LINEAR:
         with set_up(drawn := draw(seed, number)):
             Call(drawn).ours()
-    print(f"{calls} calls computed")
-    return 0
-
-
-def fingerprint() -> str:
-    """Of all that a result depends on here: results of other code are not gone on with."""
-    here, source = Path(__file__).parent, Path(tarnn.__file__).parent
-    files = [
-        here / "fuzz.py",
-        *(here / "support").glob("*.py"),
-        *(f for room in ("kernels", "ops") for f in (source / room).rglob("*.py")),
-    ]
-    binary = Path(os.environ.get("TARNN_BINARY") or library.BINARY)
-    found = hashlib.sha256()
-    for path in [*sorted(files), *([binary] if binary.exists() else [])]:
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
-
-
-class Run:
-    """A run's results so far, and the file that they are kept in."""
-
-    def __init__(self, path: Path, seed: int, calls: int):
-        self.path = path
-        machine = machine_facts()
-        self.facts: dict[str, Any] = {
-            "command": " ".join(["python", "tests/fuzz.py", *sys.argv[1:]]),
-            "machine": machine,
-            "code": fingerprint(),
-            "seed": seed,
-            "calls": calls,
-            "done": 0,
-            "seconds": 0.0,
-            "failures": [],
-            "largest_error": {},
-            "largest_share_of_what_is_allowed": {},
-        }
-        if path.exists():
-            before = json.loads(path.read_text())
-            same = all(before.get(n) == self.facts[n] for n in ("seed", "machine", "code"))
-            if same and before["done"] < calls:
-                self.facts = {**before, "calls": calls}
-
-    def add(self, drawn: Drawn, mine: dict[str, float], limits: dict[str, float], wrong: str, seconds: float) -> None:
-        facts = self.facts
-        facts["done"], facts["seconds"] = drawn.number + 1, facts["seconds"] + seconds
-        for kind in KINDS:
-            for table, value in (
-                ("largest_error", mine[kind]),
-                ("largest_share_of_what_is_allowed", mine[kind] / limits[kind]),
-            ):
-                best = facts[table].setdefault(drawn.dtype, {}).setdefault(kind, {"value": 0.0, "call": None})
-                if value > best["value"]:
-                    best.update(value=value, call=drawn.number)
-        if wrong:
-            facts["failures"].append({"what": wrong, "call": str(drawn)})
-            print(f"\n{wrong}\n  {drawn}", flush=True)
-
-    def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
-        self.path.with_suffix(".part").replace(self.path)
+    else:
+        call = drawn_call(op, number).leaves()
+        call.numbers(call.run())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--fresh", action="store_true", help="from the first call on, whatever was done before")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("op", nargs="?", default=LINEAR, choices=(LINEAR, *OPS))
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first call")
+    parser.add_argument("--seed", type=int, default=0, help="other calls of linear attention")
     parser.add_argument("--unjudged", action="store_true", help="only compute them: sanitizers do the judging")
-    parser.add_argument("--only", type=int, help="the number of one call to try again")
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="where to write what was found, as JSON")
+    options = parser.parse_args()
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN: what isn't written shows
-    if given.only is not None:
-        drawn = draw(given.seed, given.only)
-        mine, limits, wrong = judge(drawn)
-        print(drawn, f"errors  {mine}", f"allowed {limits}", wrong or "as it should be", sep="\n")
-        return bool(wrong)
-    if given.unjudged:
-        return compute(given.seed, given.calls)
-    if given.fresh:
-        given.out.unlink(missing_ok=True)
-    run = Run(given.out, given.seed, given.calls)
-    print(json.dumps(run.facts["machine"], indent=1), f"from call {run.facts['done']} on", sep="\n", flush=True)
-    try:
-        for number in range(run.facts["done"], given.calls):
-            start, drawn = time.perf_counter(), draw(given.seed, number)
-            run.add(drawn, *judge(drawn), time.perf_counter() - start)
-            if number % 50 == 49:
-                run.save()
-                rate = run.facts["done"] / run.facts["seconds"]
-                left, failures = (given.calls - number - 1) / rate, len(run.facts["failures"])
-                print(
-                    f"\r{number + 1} of {given.calls}, {failures} failed, {left / 60:.0f} min left ", end="", flush=True
-                )
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on")
-    run.save()
-    print(f"\n{run.facts['done']} calls, {len(run.facts['failures'])} failed: {given.out}")
-    return 130 if run.facts["done"] < given.calls else bool(run.facts["failures"])
+    numbers = tqdm(range(options.first, options.first + options.calls), disable=None)
+    if options.unjudged:
+        for number in numbers:
+            compute(options.op, options.seed, number)
+        return 0
+    found = {number: share(options.op, options.seed, number, print) for number in numbers}
+    worst = max(found, key=lambda number: found[number])
+    over = {number: x for number, x in found.items() if x > 1}
+    print(f"{options.calls} calls, {len(over)} over their limit; the worst, {worst}: {found[worst]:.2f} of what may be")
+    if options.out is not None:
+        facts = {
+            "calls": options.calls,
+            "first": options.first,
+            "over_their_limit": over,
+            "largest_share": found[worst],
+        }
+        command = f"python tests/fuzz.py {' '.join(sys.argv[1:])}"
+        options.out.write_text(json.dumps({"command": command, "machine": machine_facts(), **facts}, indent=1) + "\n")
+    return int(bool(over))
 
 
 if __name__ == "__main__":

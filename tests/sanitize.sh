@@ -47,11 +47,11 @@ sanitized() {
 suite() {  # what compiles is left out: the sanitizers would follow into the compiler
     sanitized -m pytest -q -x -p no:cacheprovider --timeout=1200 -m "not compile" "$@"
 }
-whole_models=(tests/conversion/test_fused.py tests/huggingface/test_described.py tests/huggingface/test_described_mamba2.py)
+whole_models=(tests/conversion/test_fused.py tests/huggingface/test_described.py)
 drawn() {
     sanitized tests/fuzz.py --unjudged --calls "$1"
     for op in delta "low rank" "diagonal scan" "selective scan" convolution hybrid; do
-        sanitized tests/fuzz_ops.py "$op" --unjudged --calls "$(($1 / 2))"
+        sanitized tests/fuzz.py "$op" --unjudged --calls "$(($1 / 2))"
     done
 }
 

@@ -17,42 +17,26 @@ def threads_as_they_are(monkeypatch, request):
         monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
 
 
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """command(*options) → (exit code, what the results' file then holds)."""
-    out = tmp_path / "fuzz.json"
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["fuzz.py", "--out", str(out), *map(str, options)])
-        code = fuzz.main()
-        return code, json.loads(out.read_text()) if out.exists() else None
-
-    yield run
-    torch.use_deterministic_algorithms(False)
-
-
 def some_call(**wanted):
     """The first short drawn call that is as wanted."""
     calls = (fuzz_calls.draw(0, number) for number in range(10_000))
     return next(c for c in calls if 3 <= c.t <= 9 and c.e and all(getattr(c, n) == x for n, x in wanted.items()))
 
 
-def test_a_run_that_was_interrupted_goes_on(command, monkeypatch):
-    judged = []
-
-    def judge(drawn, judge=fuzz.judge):
-        judged.append(drawn.number)
-        if judged == [0, 1, 2]:
-            raise KeyboardInterrupt
-        return judge(drawn)
-
-    monkeypatch.setattr(fuzz, "judge", judge)
-    code, facts = command("--calls", 4)
-    assert (code, facts["done"]) == (130, 2)
-    code, facts = command("--calls", 4)
-    assert (code, facts["done"], facts["failures"]) == (0, 4, [])
-    assert judged == [0, 1, 2, 2, 3]
-    assert command("--calls", 4, "--fresh")[1]["largest_error"] == facts["largest_error"]
+@pytest.mark.parametrize("op", ["linear", "convolution"])
+def test_a_run_leaves_the_worst_of_its_calls(op, monkeypatch, tmp_path):
+    out, found = tmp_path / "fuzz.json", []
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", op, "--calls", "3", "--first", "2", "--out", str(out)])
+    share = fuzz.share
+    monkeypatch.setattr(fuzz, "share", lambda *given: found.append(share(*given)) or found[-1])
+    try:
+        assert fuzz.main() == 0
+        assert json.loads(out.read_text())["largest_share"] == max(found) <= 1
+        monkeypatch.setattr(fuzz, "share", lambda op, seed, number, report: 1.5 * (number == 3))
+        assert fuzz.main() == 1
+        assert json.loads(out.read_text())["over_their_limit"] == {"3": 1.5}
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(

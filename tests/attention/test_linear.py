@@ -4,8 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention
+from tarnn.attention import (
+    ChannelDecay,
+    GatedDeltaAttention,
+    HeadDecay,
+    LinearAttention,
+    Mamba2Attention,
+    NoAttention,
+    Rotary,
+    Rwkv7Attention,
+    SoftmaxAttention,
+)
 from tarnn.feature_maps import CosFormer, Elu, Exp, Identity, OptimalRandomFeatures, PositiveRandomFeatures
+from tarnn.models import TarnnConfig
 
 FAVOR, FITTED = PositiveRandomFeatures(4, 6), OptimalRandomFeatures(4, 6, fit="call")
 ACROSS = {"causal": False, "context_size": 5}
@@ -105,28 +116,6 @@ def test_rotary_knows_distances_only():
     assert not torch.allclose(module(x, positions=near), stretched, atol=1e-3)
 
 
-def test_rotary_leaves_the_denominator_alone():
-    """With all values 1 the output is Σ turned weights / Σ plain weights, which is no longer 1."""
-    module = LinearAttention(4, 1, feature_map=Elu(), causal=True, rotary=Rotary(4)).double()
-    with torch.no_grad():
-        module.v_proj.weight.zero_()
-        module.v_proj.weight[:, 0] = 1
-        module.o_proj.weight.copy_(torch.eye(4))
-    x = torch.randn(1, 5, 4, dtype=torch.float64)
-    x[..., 0] = 1
-    o = module(x)[0, :, 0]
-    phi_q, phi_k = (Elu()(p(x))[0] for p in (module.q_proj, module.k_proj))
-    frequency = torch.tensor([1.0, 0.01], dtype=torch.float64)
-    for i in range(5):
-        above = below = 0.0
-        for j in range(i + 1):
-            cos, sin = ((i - j) * frequency).cos(), ((i - j) * frequency).sin()
-            (a, b), (c, d) = phi_q[i].chunk(2), phi_k[j].chunk(2)
-            above += ((a * c + b * d) * cos + (a * d - b * c) * sin).sum()
-            below += phi_q[i] @ phi_k[j]
-        assert o[i].item() == pytest.approx((above / below).item(), rel=1e-6)
-
-
 def test_a_map_that_gives_no_features_gives_zeros():
     """A relu-like query of zeros under rotary: 0/0 is 0, and gradients are finite."""
 
@@ -158,3 +147,28 @@ def test_sums_that_nothing_divides_do_not_overflow_in_fp16(options):
     assert state.S.abs().max() > 65504
     torch.testing.assert_close(y.float(), exact, rtol=0.01, atol=0.001)
     torch.testing.assert_close(last[0, 0], y[0, -1], rtol=0.01, atol=0.001)
+
+
+@pytest.mark.parametrize("how", [{"causal": False}, {"causal": False, "context_size": 8}])
+@pytest.mark.parametrize("kind", [GatedDeltaAttention, Mamba2Attention, Rwkv7Attention])
+def test_recurrences_need_an_order(kind, how):
+    with pytest.raises(ValueError, match=r"needs causal self-attention|recurrence over its own input"):
+        kind(20, 5, head_dim=8, **how)
+
+
+@pytest.mark.refusals
+def test_options_of_recurrences_have_a_range():
+    for width in (0, 32, 2.0, True):
+        with pytest.raises(ValueError, match=r"filter_width.*from 1 to 31"):
+            GatedDeltaAttention(20, 2, causal=True, head_dim=8, filter_width=width)
+    for option, value in (("filter_width", 32), ("state_size", 0), ("state_size", 4.0)):
+        with pytest.raises(ValueError, match=option):
+            TarnnConfig(attention="mamba2", attention_options={"mamba2": {option: value}})
+
+
+def test_mamba2_starts_as_its_paper_says():
+    torch.manual_seed(0)
+    module = Mamba2Attention(64, 32, causal=True)
+    dt, A = torch.nn.functional.softplus(module.dt_bias), module.A_log.exp()
+    assert 0.001 <= dt.min() < 0.004 < 0.03 < dt.max() <= 0.1
+    assert 1 <= A.min() < 3 < 14 < A.max() <= 16

@@ -1,8 +1,7 @@
 """RWKV-7 as a kind of attention: the first layer of a model of RWKV's, its ranks, and what it refuses."""
 
-import pytest
 import torch
-from support.rwkv_models import HEADS, HIDDEN, model_of
+from support.rwkv_models import HEADS, HIDDEN, rwkv_model
 from torch.nn.functional import pad
 
 from tarnn.attention import Rwkv7Attention
@@ -12,7 +11,7 @@ from tarnn.models import TarnnConfig, TarnnModel
 
 @torch.no_grad()
 def test_it_is_the_first_layer_of_an_rwkv_model():
-    model = model_of(7)
+    model = rwkv_model()
     time_mixing = model.blocks[0].att
     layer = Rwkv7Attention(HIDDEN, HEADS, causal=True).double()
     sizes = {name: x.shape for name, x in layer.mixing.named_parameters()}
@@ -47,9 +46,3 @@ def test_a_model_starts_as_its_layers_do():
         else:
             assert torch.equal(x, alone.get_parameter(name)), name
     assert 0 < mixing.output.weight.std() < mixing.key.weight.std()
-
-
-@pytest.mark.parametrize("how", [{"causal": False}, {"causal": False, "context_size": 8}])
-def test_it_needs_an_order(how):
-    with pytest.raises(ValueError, match="RWKV-7 layer is a recurrence over its own input"):
-        Rwkv7Attention(HIDDEN, HEADS, **how)

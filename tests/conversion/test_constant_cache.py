@@ -51,16 +51,6 @@ def test_a_static_cache_is_refused(model, prompt):
         model(input_ids=ids, **{CACHE: StaticCache(config=model.config, max_cache_len=50)})
 
 
-def test_generation_goes_on_where_it_was(model, prompt):
-    ids, mask = prompt
-    cache, options = constant_cache(model), {"max_new_tokens": 5, "do_sample": False}
-    first = model.generate(ids, attention_mask=mask, **{CACHE: cache}, **options)
-    mask = torch.cat([mask, mask.new_ones(2, 5)], 1)
-    second = model.generate(first, attention_mask=mask, **{CACHE: cache}, **options)
-    whole = model.generate(ids, attention_mask=prompt[1], use_cache=False, **{**options, "max_new_tokens": 10})
-    assert torch.equal(second, whole)
-
-
 def test_its_size_does_not_grow(model, prompt):
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or []):
         pytest.skip("its sliding layers grow to their window")

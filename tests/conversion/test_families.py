@@ -55,17 +55,6 @@ def test_dropout_of_attention_weights_is_refused():
         model(**inputs_of("encoder")["whole"])
 
 
-def test_packed_sequences_do_not_see_each_other():
-    model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
-    set_options(model, window=3, sinks=1, feature_map="favor")
-    ids = inputs_of("decoder")["whole"]["input_ids"][:1]
-    positions = torch.cat([torch.arange(15), torch.arange(25)])[None]
-    with torch.no_grad():
-        packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-        alone = [model(input_ids=part).logits for part in ids.split([15, 25], dim=1)]
-    torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
-
-
 def test_packed_rows_of_a_batch():
     model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
     set_options(model, window=3, sinks=1, feature_map="favor")
@@ -93,22 +82,6 @@ def test_one_row_with_padding_on_the_left_is_no_packed_row(cached):
         ).logits
         alone = model(input_ids=ids[:, 9:]).logits
     torch.testing.assert_close(padded[:, 9:], alone, atol=1e-5, rtol=1e-5)
-
-
-def test_options_are_saved_with_the_model(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
-    set_options(model, window=5, sinks=1, feature_map="elu", far_bias=0.5)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="tarnn_hybrid").eval()
-    given = inputs_of("decoder")["whole"]
-    assert torch.equal(outputs(model, given), outputs(again, given))
-
-
-def test_an_unknown_option_is_refused():
-    with pytest.raises(ValueError, match="windwo"):
-        set_options(model_of(FAMILIES["Llama"]), windwo=3)
 
 
 def test_the_table_in_the_docs_is_up_to_date():

@@ -90,13 +90,6 @@ def test_a_layer_has_options_of_its_own(model, given):
     torch.testing.assert_close(logits(model, given), whole)
 
 
-def test_layers_that_were_never_named_have_the_defaults(model, given):
-    set_options(model, layers=1, window=3)
-    few = logits(model, given)
-    set_options(model, layers=0, window=256, sinks=4)
-    assert torch.equal(logits(model, given), few)
-
-
 def test_generation_with_every_kind_of_head(model, given):
     set_options(model, window=4, sinks=1, mode=["features", "exact"])
     set_options(model, layers=1, mode=["window", "features"])

@@ -7,10 +7,9 @@ from hypothesis import given, strategies as st
 from support.draw_calls import SOME, alike, near, sampling, some_logits
 
 from tarnn.decoding.draw_definition import kept
-from tarnn.decoding.draws import RowSampling, by_definition, draw_rows
+from tarnn.decoding.draws import RowSampling, draw_rows
 from tarnn.decoding.philox import philox, uniform
 from tarnn.decoding.samplers import keep_min_p, keep_top_k, keep_top_p
-from tarnn.kernels.cpu import library
 
 
 def table(*ways, v, **arguments):
@@ -125,12 +124,6 @@ def test_equals_go_in_the_order_of_their_ids():
     assert drawn_of_all.likeliest.tolist() == [[0, 1, 2]] * 64
 
 
-def test_without_compiled_kernels_the_definition_draws():
-    logits, rows = some_logits(8, 40), table(*[sampling(top_p=0.7)] * 8, v=40)
-    with library.disabled():
-        assert torch.equal(draw_rows(logits, rows).tokens, by_definition(logits, rows).tokens)
-
-
 def test_draws_are_distributed_as_the_logits_say():
     """20,000 draws of the same logits with other seeds: χ² of 11 degrees of freedom, below its 1 − 1e-6 quantile."""
     v, n = 12, 20_000
@@ -139,11 +132,6 @@ def test_draws_are_distributed_as_the_logits_say():
     counts = draw_rows(logits, rows).tokens.bincount(minlength=v).double()
     expected = n * (logits[0].double() / 0.8).softmax(-1)
     assert ((counts - expected) ** 2 / expected).sum() < 50.0
-
-
-def test_greedy_is_the_first_of_the_largest():
-    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [-1.0, -torch.inf, -5.0, -1.0]])
-    assert draw_rows(logits, table(*[sampling(temperature=0.0)] * 2, v=4)).tokens.tolist() == [1, 0]
 
 
 @given(st.integers(0, 2**32), seeds)

@@ -70,19 +70,6 @@ def test_nothing_grows_from_token_to_token(model):
     assert loop.state.position.tolist() == [PROMPT.shape[1] + 30]
 
 
-def test_a_long_prompt_is_read_in_pieces_and_leaves_a_state_of_the_same_size(make_model, monkeypatch):
-    model, sizes = make_model(), []
-    prefill = model.prefill
-    monkeypatch.setattr(
-        model, "prefill", lambda ids, *given, **how: sizes.append(ids.shape[1]) or prefill(ids, *given, **how)
-    )
-    loop = loop_for(model)
-    size = loop.state.nbytes
-    loop.read(torch.zeros(1, 5000, dtype=torch.long))
-    assert sizes == [1024, 1024, 1024, 1024, 904]
-    assert loop.state.nbytes == size
-
-
 def test_leaving_the_loop_keeps_state_and_logits_in_step(model):
     loop, whole = loop_for(model), loop_for(model)
     loop.read(PROMPT)
@@ -117,21 +104,6 @@ def test_no_tokens_and_nothing_read(make_model):
     loop.read(PROMPT[:, :0])
     assert loop.logits is logits
     assert list(loop.tokens(greedy(), 0)) == []
-
-
-def test_forks_go_their_own_ways(make_model):
-    model = make_model()
-    loop = loop_for(model)
-    loop.read(PROMPT)
-    loop.fork(2)
-    script = iter([[1, 2], [3, 4]])
-    made(loop, lambda logits: torch.tensor(next(script)), 2)
-    with pytest.raises(ValueError, match="2 rows"):
-        loop.fork(2)
-    for row, tokens in enumerate(([1, 3], [2, 4])):
-        alone = loop_for(model)
-        alone.read(torch.cat([PROMPT, torch.tensor([tokens])], dim=1))
-        torch.testing.assert_close(loop.logits[row], alone.logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_loop_counts_where_the_step_can_not_look(make_model):

@@ -62,15 +62,6 @@ def test_what_is_known_stays_and_the_rest_follows_from_it(attention, rows):
     assert rows == 4 or not torch.equal(made[0, rows:], made[1, rows:])
 
 
-def test_the_same_seed_the_same_images():
-    model = build()
-    assert torch.equal(images(model, 3), images(model, 3))
-    assert not torch.equal(images(model, 3), images(model, 3, seed=1))
-    one = images(model, 3, top_k=1)
-    assert torch.equal(one[0], one[1])
-    assert one.dtype == torch.uint8
-
-
 def test_an_image_can_be_looked_at_while_it_is_made():
     model = build()
     loop = PixelLoop(model, 2)

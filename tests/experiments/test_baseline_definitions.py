@@ -8,7 +8,6 @@ from support.baselines import ROWS, build, inputs, masked_softmax, past, pieces
 from support.segments import attended, heads
 from torch.nn.functional import avg_pool1d, layer_norm, leaky_relu, normalize, scaled_dot_product_attention
 
-pytestmark = pytest.mark.slow
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 T = 19
 I, J = torch.arange(T)[:, None], torch.arange(T)

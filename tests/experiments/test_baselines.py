@@ -14,7 +14,6 @@ from tarnn.attention.registry import ATTENTIONS
 from tarnn.cli.main import main as command
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForSequenceClassification
 
-pytestmark = pytest.mark.slow
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 T = 19
 SMALL = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

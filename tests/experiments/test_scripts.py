@@ -57,7 +57,7 @@ OPTIONS = {
 }
 OTHERS = {"amino_acids", "beyond_calibration", "byte_model", "fewer_bits", "pretrained", "recall_model"}  # see below
 FIXED = {"approximation_error", "estimate_size", "graph_nodes", "image_speed", "pretrained_cost", "time_memory"}
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # transformers warns of random configs
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of random configs
 
 
 def test_every_script_is_run():

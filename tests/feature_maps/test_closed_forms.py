@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from tarnn.feature_maps import CosFormer, GeneralizedFeatures, GeneralizedRandomFeatures, Relu, Taylor
-from tarnn.ops import linear_attention, step
-from tarnn.ops.linear import definition as linear_definition
+from tarnn.feature_maps import CosFormer, GeneralizedFeatures, GeneralizedRandomFeatures, Taylor
+from tarnn.ops import linear_attention
 
 
 def normal(*shape, seed=1):
@@ -39,14 +38,6 @@ def test_generalized_is_the_mean_over_projections(function):
     assert torch.allclose(named(x), phi(x))
 
 
-def test_relu_on_projections_is_the_arc_cosine_kernel():
-    x, y = torch.tensor([0.6, 0.2], dtype=torch.float64), torch.tensor([0.3, -0.5], dtype=torch.float64)
-    angle = torch.acos(x @ y / x.norm() / y.norm())
-    expected = x.norm() * y.norm() * (angle.sin() + (torch.pi - angle) * angle.cos()) / (2 * torch.pi)
-    phi = GeneralizedRandomFeatures(2, 400_000, epsilon=0.0, seed=0)
-    assert (phi(x) @ phi(y)).item() == pytest.approx(expected.item(), abs=0.003)
-
-
 def test_performer_relu_by_hand():
     """relu(x) + 10⁻³ on x itself; with projections, (relu(ω·x) + 10⁻³)/√m."""
     x = torch.tensor([-1.0, 0.0, 2.0])
@@ -70,19 +61,6 @@ def test_exp_keeps_its_scale_apart():
     assert linear_attention(huge, huge, v, phi, causal=True).isfinite().all()
 
 
-def test_signs_of_functions():
-    assert [GeneralizedFeatures(f).positive for f in ("relu", "exp", "abs", "sigmoid", "gelu", "cos")] == [
-        True,
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert not GeneralizedFeatures(torch.sin).positive  # one's own is taken to be signed, unless said otherwise
-    assert GeneralizedFeatures(torch.cosh, positive=True).positive
-
-
 def cosformer_definition(q, k, v, max_length, causal):
     distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
     weights = (q.relu() @ k.relu().mT) * (distance * torch.pi / (2 * max_length)).cos()
@@ -98,29 +76,6 @@ def test_cosformer_is_relu_times_a_cosine_of_the_distance(causal):
     assert torch.allclose(linear_attention(q, k, v, phi.at(torch.arange(9)), causal=causal), expected)
     rows = torch.stack([torch.arange(9), torch.arange(9) + 3])
     assert torch.allclose(linear_attention(q, k, v, phi.at(rows), causal=causal), expected)
-
-
-def test_cosformer_far_apart_is_relu():
-    q, k, v = normal(1, 2, 9, 5), normal(1, 2, 9, 5, seed=2), normal(1, 2, 9, 3, seed=3)
-    near = linear_attention(q, k, v, CosFormer(10**7).at(torch.arange(9)), causal=True)
-    assert torch.allclose(near, linear_attention(q, k, v, Relu(), causal=True), rtol=1e-6)
-
-
-def test_cosformer_steps():
-    q, k, v = normal(1, 2, 9, 5), normal(1, 2, 9, 5, seed=2), normal(1, 2, 9, 3, seed=3)
-    phi, state = CosFormer(12), None
-    whole = linear_attention(q, k, v, phi.at(torch.arange(9)), causal=True)
-    for i in range(9):
-        one = (x[:, :, i : i + 1] for x in (q, k, v))
-        o, state = step(*one, phi.at(torch.tensor([i])), state)
-        assert torch.allclose(o, whole[:, :, i : i + 1])
-    assert phi.num_features(5) == phi.at(torch.arange(2)).num_features(5) == state.S.shape[2]
-
-
-def test_definitions_agree_with_the_reference():
-    """The quadratic form of this file is that of ops/linear/definition.py where the cosine is 1."""
-    q, k, v = normal(1, 2, 9, 5).abs(), normal(1, 2, 9, 5, seed=2).abs(), normal(1, 2, 9, 3, seed=3)
-    assert torch.allclose(cosformer_definition(q, k, v, 10**9, True), linear_definition.quadratic(q, k, v, causal=True))
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,6 @@ def test_declared_positive_is_positive(phi):
     assert (products.min() >= 0) == phi.positive
 
 
-def test_random_draws_are_saved(phi):
-    assert not isinstance(phi.inner, RandomFeatureMap) or "omega" in dict(phi.inner.named_buffers())
-
-
 @pytest.mark.parametrize("side", SIDES)
 def test_scaled_is_the_map_with_its_scale_apart(phi, side):
     x = inputs().requires_grad_()

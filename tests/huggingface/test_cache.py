@@ -6,7 +6,7 @@ from support.model_kinds import KINDS, UNFUSED, build
 from support.models import fixtures_of
 from transformers import DynamicCache, StaticCache
 
-from tarnn.models import LinearStateLayer, SoftmaxStateLayer
+from tarnn.models import LinearStateLayer
 from tarnn.ops import State
 
 kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
@@ -19,21 +19,6 @@ def filled(model, x, mask=None):
 @torch.no_grad()
 def logits_after(model, cache, token):
     return model(token, cache=cache).logits[:, -1]
-
-
-def test_kinds_of_layers(make_model):
-    cache = DynamicCache(config=make_model("all three").config)
-    assert [type(layer) for layer in cache.layers] == [SoftmaxStateLayer, LinearStateLayer, LinearStateLayer]
-    assert cache.get_seq_length() == 0
-    static = StaticCache(config=make_model("all three").config, max_cache_len=20)
-    assert [layer.get_max_length() for layer in static.layers] == [20, -1, -1]
-
-
-@torch.no_grad()
-def test_constant_size(make_model, ids):
-    model = make_model("normed")
-    sizes = [sum(layer.state.nbytes for layer in filled(model, ids(2, t)).layers) for t in (1, 60)]
-    assert sizes[0] == sizes[1]
 
 
 @torch.no_grad()

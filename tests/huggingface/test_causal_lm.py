@@ -164,40 +164,12 @@ def test_attentions_of_softmax_layers(make_model, ids, way):
         assert second.grad.abs().sum() > 0
 
 
-@torch.no_grad()
-def test_tuples_instead_of_dataclasses(make_model, ids):
-    model, x = make_model(), ids(1, 4)
-    loss, logits = model(x, labels=x, use_cache=False, return_dict=False)
-    torch.testing.assert_close(logits, model(x).logits)
-    assert loss.ndim == 0
-
-
 def test_caches_are_handed_on_where_that_makes_sense(make_model, ids):
     model, x = make_model(), ids(1, 4)
     assert model(x).cache is not None
     assert model(x, use_cache=False).cache is None
     assert model(x, cu_seqlens=torch.tensor([0, 4])).cache is None
     assert model.train()(x).cache is None
-
-
-def test_dropout_is_for_training_only(make_model, ids):
-    model, x = make_model(dropout=0.5), ids(2, 6)
-    assert torch.equal(model(x).logits, model(x).logits)
-    assert torch.equal(model(x).logits, make_model()(x).logits)
-    model.train()
-    assert not torch.equal(model(x).logits, model(x).logits)
-
-
-def test_the_paper_model(make_model):
-    model = make_model("paper")
-    block = model.model.layers[0]
-    assert model.model.embed_tokens.weight.shape == (37, 16)  # half of the channels; the other half is the place
-    assert model.lm_head.weight.shape == (37, 32)
-    assert block.attention.q_proj.bias is not None
-    assert not block.pre_norm
-    assert type(block.mlp).__name__ == "GeluMlp"
-    assert type(block.attention_norm) is torch.nn.LayerNorm
-    assert type(model.model.norm) is torch.nn.Identity
 
 
 @pytest.mark.parametrize(
@@ -290,11 +262,6 @@ def test_the_limit_is_for_positions_not_for_the_width_of_a_row(make_model, ids):
         model(x, cu_seqlens=torch.tensor([0, 7, 12], dtype=torch.int32))
     with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 9"):
         model(x[:, :1], position_ids=torch.tensor([[8]]))
-
-
-def test_softmax_needs_a_capacity(make_model):
-    with pytest.raises(ValueError, match="capacity="):
-        make_model("hybrid").new_state(1)
 
 
 @torch.no_grad()

@@ -43,13 +43,6 @@ def test_tied_weights_are_one(make_model, tmp_path):
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_untied_weights_are_two(make_model, tmp_path):
-    model = make_model(tie_word_embeddings=False)
-    assert model.lm_head.weight is not model.model.embed_tokens.weight
-    model.save_pretrained(tmp_path)
-    assert torch.equal(load_file(tmp_path / "model.safetensors")["lm_head.weight"], model.lm_head.weight)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["linear", "paper"])
 @pytest.mark.parametrize("size", [45, 20])
@@ -85,22 +78,6 @@ def test_a_folder_that_is_missing(tmp_path, monkeypatch, kind, name):
     (tmp_path / "runs").mkdir()
     with pytest.raises(FileNotFoundError, match=r"there is no checkpoint at .*(nothing|a/b/c)"):
         kind.from_pretrained(name.format(tmp=tmp_path))
-
-
-def test_how_weights_start():
-    torch.manual_seed(0)
-    config = TarnnConfig(
-        num_hidden_layers=8, hidden_size=128, num_attention_heads=4, decay="token", feature_map="hedgehog"
-    )
-    block = TarnnForCausalLM(config).model.layers[3]
-    for module in (block.attention.q_proj, block.mlp.up_proj):
-        assert module.weight.std().item() == pytest.approx(0.02, rel=0.1)
-    for module in (block.attention.o_proj, block.mlp.down_proj):  # 16 sublayers add to the residual stream
-        assert module.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
-    assert block.attention.decay(torch.zeros(1, 1, 128))[0, :, 0].exp().tolist() == pytest.approx(
-        [1 - 2.0 ** (-5 - g) for g in range(4)]
-    )
-    assert torch.equal(block.attention.feature_map.weight[1], torch.eye(32))
 
 
 def test_weights_that_a_checkpoint_lacks_start_fresh(make_model, tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Models of transformers with the gated delta rule, patched: `generate` by the fused step writes what `forward` writes."""
+"""Models of transformers with a fused step, patched: `generate` by it writes what `forward` writes."""
 
 import copy
 
@@ -6,14 +6,14 @@ import pytest
 import torch
 import transformers as hf
 from support.fused_texts import LONG, WAYS, generated
-from support.linear_families import DELTA, HEADS, TOKENS, linear_model
+from support.linear_families import DELTA, FAMILIES as LINEAR, HEADS, TOKENS, linear_model
 from transformers import DynamicCache
 
 import tarnn
 from tarnn.decoding.fused import refusal
 from tarnn.huggingface.described.gated_delta import CLASSES
 from tarnn.huggingface.fused_forward import fused_forward
-from tarnn.huggingface.versions import CACHE, as_called, cache_of
+from tarnn.huggingface.versions import as_called, cache_of
 from tarnn.kernels.cpu import library
 
 pytestmark = [
@@ -25,6 +25,7 @@ FAMILIES = {
     "Qwen3-Next": lambda **more: hf.Qwen3NextConfig(**HEADS, **DELTA, num_experts=0, **ROTARY, **more),
     "Qwen3.5": lambda **more: hf.Qwen3_5TextConfig(**HEADS, **DELTA, **ROTARY, **more),
     "OLMo-hybrid": lambda **more: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}, **more),
+    "Mamba-2": LINEAR["Mamba-2"],
 }
 
 
@@ -32,7 +33,7 @@ def made(name, **more):
     model = linear_model(name, FAMILIES[name](**more))
     with torch.no_grad():
         for x in model.parameters():
-            if x.ndim == 1:  # vectors that start as zeros or ones
+            if x.ndim == 1 and name != "Mamba-2":  # vectors that start as zeros or ones
                 x.add_(0.3 * torch.randn_like(x))
     return model
 
@@ -74,34 +75,40 @@ def test_logits_and_caches_are_those_of_forward(model, padded):
     for i, n in enumerate([6, 1, 1, 1, 9, 1, 1, 7, 1, 1, 1, 1, 2, 1]):
         piece = TOKENS[:, at : at + n]
         at += n
-        options = {"attention_mask": mask[:, :at], "position_ids": mask[:, :at].cumsum(-1)[:, -n:] - 1}
+        options = {"attention_mask": mask[:, :at], "use_cache": True}
+        if of_attention := model.config.model_type != "mamba2":
+            options["position_ids"] = mask[:, :at].cumsum(-1)[:, -n:] - 1
         with fused_forward(model, None if i in (2, 5, 6, 9) else "float32"):
-            found = model(piece, **as_called(model.forward, one), use_cache=True, **options)
-        expected = model(piece, **as_called(model.forward, other), use_cache=True, **options)
+            found = model(piece, **as_called(model.forward, one), **options)
+        expected = model(piece, **as_called(model.forward, other), **options)
         real = mask[:, at - n : at].bool()
         torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-4, atol=1e-4)
         assert cache_of(found) is one
-        assert one.get_seq_length() == other.get_seq_length() == at
-    linear, softmax = one.layers
-    torch.testing.assert_close(linear.recurrent_states[0], other.layers[0].recurrent_states[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(linear.conv_states[0], other.layers[0].conv_states[0], rtol=1e-4, atol=1e-4)
+        assert not of_attention or one.get_seq_length() == other.get_seq_length() == at
     kept = mask[:, :at].bool()
-    for x, y in ((softmax.keys, other.layers[1].keys), (softmax.values, other.layers[1].values)):
-        torch.testing.assert_close(x.transpose(1, 2)[kept], y.transpose(1, 2)[kept], rtol=1e-4, atol=1e-4)
+    for layer, alone in zip(one.layers, other.layers, strict=True):
+        for name in ("recurrent_states", "conv_states") if hasattr(layer, "recurrent_states") else ("keys", "values"):
+            x, y = getattr(layer, name), getattr(alone, name)
+            x, y = (x[0], y[0]) if "states" in name else (z.transpose(1, 2)[kept] for z in (x, y))
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
 def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
-    """A text in two calls; the copy forks."""
-    options = {"return_dict_in_generate": True, "use_cache": True}
-    whole = generated(model, TOKENS[:, :12], None, max_new_tokens=30)
-    first = generated(model, TOKENS[:, :12], "float32", max_new_tokens=15, **options)
+    first = generated(model, TOKENS[:, :12], "float32", return_dict_in_generate=True, use_cache=True)
     cache, fork = cache_of(first), copy.deepcopy(cache_of(first))
-    rest = generated(model, first.sequences, "float32", max_new_tokens=15, **{CACHE: cache})
-    assert torch.equal(rest, whole)
-    other = torch.cat([first.sequences, TOKENS[:, 30:35]], 1)
-    expected = generated(model, other, None)
-    assert torch.equal(generated(model, other, "float32", **{CACHE: fork}), expected)
-    assert tokens == [12, *[1] * 14, 1, *[1] * 14, 6, *[1] * 19]
+    more = TOKENS[:, 30:35]
+    read = torch.cat([first.sequences, more], 1)
+    expected = generated(model, read, None)
+    del tokens[:]
+    for held in (cache, fork):
+        with fused_forward(model, "float32"), torch.no_grad():
+            token, text = torch.cat([first.sequences[:, -1:], more], 1), []  # a text's last token was not read yet
+            for _ in range(20):
+                out = model(token, **as_called(model.forward, held), use_cache=True)
+                token = out.logits[:, -1:].argmax(-1)
+                text.append(token)
+        assert torch.equal(torch.cat(text, 1), expected[:, read.shape[1] :])
+    assert tokens == [6, *[1] * 19] * 2
 
 
 def test_it_is_taken_by_default_after_some_tokens(model, tokens):
@@ -110,13 +117,14 @@ def test_it_is_taken_by_default_after_some_tokens(model, tokens):
     assert tokens == [1] * 11
 
 
-def test_one_model_alone(tokens):
-    model = made("Qwen3-Next")
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])
+def test_one_model_alone(name, tokens):
+    model = made(name)
     expected = model.generate(TOKENS[:, :12], **LONG)
     with tarnn.patch_transformers(model):
         assert torch.equal(generated(model, TOKENS[:, :12], "float32"), expected)
         assert tokens == [12, *[1] * 19]
-        assert torch.equal(made("Qwen3-Next").generate(TOKENS[:, :12], **LONG), expected)
+        assert torch.equal(made(name).generate(TOKENS[:, :12], **LONG), expected)
     assert torch.equal(generated(model, TOKENS[:, :12], "float32"), expected)
     assert len(tokens) == 20
 

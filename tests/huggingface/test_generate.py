@@ -38,16 +38,6 @@ def test_greedy_is_the_argmax_of_forward(model, ids):
         assert torch.equal(y[:, t], model(y[:, :t]).logits[:, -1].argmax(-1))
 
 
-def test_the_fast_interface_generates_the_same(model, ids):
-    x = ids(2, 5)
-    logits, state = model.prefill(x, model.new_state(2, capacity=16))
-    tokens = []
-    for _ in range(6):
-        tokens.append(logits.argmax(-1))
-        logits, state = model.step(tokens[-1], state)
-    assert torch.equal(generate(model, x)[:, 5:], torch.stack(tokens, dim=1))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -157,11 +147,6 @@ def test_chunked_prefill(model, ids, padded):
     assert torch.equal(chunked, expected)
 
 
-def test_static_cache(model, ids):
-    x = ids(2, 5)
-    assert torch.equal(generate(model, x, cache_implementation="static"), generate(model, x))
-
-
 def test_prompt_as_embeddings(make_model, ids):
     model, x = make_model("hybrid"), ids(2, 5)
     y = generate(model, None, inputs_embeds=model.model.embed_tokens(x))
@@ -241,8 +226,3 @@ def test_assisted_decoding_makes_the_same_tokens(make_model, ids, how):
             warnings.simplefilter("ignore")  # transformers' own, about its own arguments
             got = model.generate(x, **greedy, **choice)
         assert torch.equal(got, model.generate(x, **greedy))
-
-
-def test_an_assistant_with_another_vocabulary_is_refused(make_model, ids):
-    with pytest.raises(ValueError, match="different tokenizers"):
-        make_model().generate(ids(1, 5), assistant_model=make_model(vocab_size=50), max_new_tokens=4)

@@ -122,12 +122,6 @@ def test_places_and_classes_matter():
     assert all((every[0] != other).any(-1).all() for other in every[1:])
 
 
-def test_the_order_is_row_by_row_and_channels_innermost():
-    model = build("colour")
-    pixels = torch.arange(18, dtype=torch.uint8).view(1, 2, 3, 3)
-    assert model.sequence(pixels).tolist() == [list(range(18))]
-
-
 @torch.no_grad()
 def test_states_are_values(model):
     """Reordered and forked rows go on like the images that they came from; the given state stays as it was."""
@@ -161,18 +155,6 @@ def test_gradients_reach_everything_and_training_helps(model):
     assert loss.item() < first
 
 
-def test_gradient_checkpointing_changes_nothing():
-    model = build("colour").train()
-    pixels, _ = draw(model)
-    gradients = []
-    for wanted in (False, True):
-        if wanted:
-            model.activation_checkpointing_enable()
-        gradients.append(torch.autograd.grad(model(pixels).loss, list(model.parameters())))
-    for plain, checkpointed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, checkpointed)
-
-
 @pytest.mark.parametrize("kind", ["grid", "paper", "classes"])
 def test_saved_and_loaded_by_name(kind, tmp_path):
     model = build(kind)
@@ -183,15 +165,6 @@ def test_saved_and_loaded_by_name(kind, tmp_path):
     assert (config.image_height, config.max_position_embeddings) == (3, model.config.sequence_length)
     pixels, labels = draw(model)
     torch.testing.assert_close(again(pixels, labels).nats, model(pixels, labels).nats, rtol=0, atol=0)
-
-
-def test_the_paper_model():
-    model = TarnnForImageGeneration(TarnnImageConfig.paper())
-    assert model.model.embed_tokens.weight.shape == (257, 128)
-    assert model.head.weight.shape == (30, 256)
-    assert not model.grid
-    assert model.config.sequence_length == 784
-    assert 6.2e6 < model.num_parameters() < 6.5e6
 
 
 @torch.no_grad()

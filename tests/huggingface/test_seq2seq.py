@@ -91,14 +91,6 @@ def test_a_source_is_read_once(source):
 
 
 @torch.no_grad()
-def test_the_state_does_not_know_how_long_the_source_was(ids):
-    sizes = {n: build("linear").read(ids(1, n)).nbytes for n in (3, 30)}
-    assert sizes[3] == sizes[30]
-    sizes = {n: build("softmax").read(ids(1, n), capacity=4).nbytes for n in (3, 30)}
-    assert sizes[3] < sizes[30]
-
-
-@torch.no_grad()
 def test_saved_loaded_and_counted(model, source, ids, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.families import FAMILIES, model_of
 from support.linear_families import DELTA, HEADS, linear_model
-from support.rwkv_models import VOCABULARY, model_of as rwkv_of
+from support.rwkv_models import VOCABULARY, rwkv_model
 from support.step_models import text_model
 from transformers import OlmoHybridConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
@@ -144,7 +144,7 @@ def test_the_same_text_for_two_hundred_prompts(name, tokens):
 @torch.no_grad()
 def test_the_same_text_of_rwkv():
     """Which has no `generate` of transformers, nor assistants: its own step against the fused one."""
-    model, (ids, mask) = rwkv_of(7).float().eval(), prompts()
+    model, (ids, mask) = rwkv_model().float().eval(), prompts()
     fused, ids = FusedStep(model), ids % VOCABULARY
 
     def texts(step, prefill, mask=None, pieces=(LENGTH,), sampled=False):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 
 @pytest.mark.parametrize("block", range(0, 60, 20))
 def test_drawn_calls(block):
-    """`python tests/fuzz_ops.py hybrid` draws thousands."""
+    """`python tests/fuzz.py hybrid` draws thousands."""
     assert [number for number in range(block, block + 20) if excess("hybrid", number) > 1] == []
 
 

@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 @both
 @pytest.mark.parametrize("block", range(0, 80, 20))
 def test_drawn_calls(kind, block):
-    """`python tests/fuzz_ops.py "diagonal scan"` draws thousands."""
+    """`python tests/fuzz.py "diagonal scan"` draws thousands."""
     assert [number for number in range(block, block + 20) if excess(f"{kind} scan", number) > 1] == []
 
 

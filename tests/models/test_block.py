@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm, silu
 
 from tarnn.huggingface.backbone import TarnnBlock
-from tarnn.models import TarnnConfig, TarnnModel
 from tarnn.models.config import ModelConfig
 
 
@@ -85,22 +84,3 @@ def test_a_block_with_cross_attention_needs_something_to_read():
     block = TarnnBlock(ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), 0, context_size=10)
     with pytest.raises(ValueError, match="cross attention needs a context, or the state"):
         block(torch.randn(1, 3, 16))
-
-
-def test_an_encoder_sees_both_sides():
-    config = TarnnConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, decay="none", position="rotary")
-    both = TarnnConfig(**config.to_diff_dict() | {"causal": False})
-    encoder, decoder = TarnnModel(both).eval(), TarnnModel(config).eval()
-    ids = torch.randint(0, 257, (2, 9))
-    other = ids.clone()
-    other[:, -1] = (ids[:, -1] + 1) % 257
-    for model, sees in ((encoder, True), (decoder, False)):
-        out, changed = (model(x).last_hidden_state[:, 0] for x in (ids, other))
-        assert torch.equal(out, changed) != sees
-    assert encoder(ids).cache is None
-    padded = torch.cat([ids, torch.zeros(2, 3, dtype=torch.long)], dim=1)
-    mask = torch.arange(12).expand(2, 12) < 9
-    with_padding = encoder(padded, attention_mask=mask).last_hidden_state[:, :9]
-    torch.testing.assert_close(with_padding, encoder(ids).last_hidden_state)
-    with pytest.raises(ValueError, match=r"sees both sides .* has no cache"):
-        encoder(ids, use_cache=True)

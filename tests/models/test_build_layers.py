@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, SoftmaxAttention, TokenDecay
+from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
 from tarnn.feature_maps import Dpfp, Elu, Hedgehog, PositiveRandomFeatures, Reparametrized, names
 from tarnn.feature_maps.registry import MAPS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -40,13 +40,6 @@ def test_grouped_heads_share_a_learned_map():
     assert layer.decay.up.out_features == 2 * 16  # heads · features
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("none", type(None)), ("head", HeadDecay), ("token", TokenDecay), ("channel", ChannelDecay)]
-)
-def test_decays(name, kind):
-    assert type(attentions(decay=name, position="none")[0].decay) is kind
-
-
 SIGNED = ("identity", "trigonometric", "gaussian")
 
 
@@ -69,16 +62,6 @@ def test_options_of_random_features():
     assert seeds == [300_000, 300_001, 300_002, 300_003]
     omegas = [layer.feature_map.feature_map.omega for layer in layers]
     assert not torch.allclose(omegas[0], omegas[1])  # layers that err in different places
-
-
-def test_random_features_are_256_wide_unless_told():
-    assert attentions(feature_map="favor")[0].num_features == 256
-
-
-def test_rotary_rotates_q_and_k_before_random_features():
-    layer = attentions(feature_map="favor", position="rotary", decay="none")[0]
-    assert layer.rotary.dim == layer.head_dim
-    assert layer.rotates_inputs
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,6 @@ def test_an_encoder_that_fades_sees_order(decay):
     torch.testing.assert_close(packed.view_as(out), out)
 
 
-def test_each_side_has_gates_of_its_own():
-    model = TarnnForMaskedLM(TarnnConfig(**ENCODER))
-    names = {name for name, _ in model.named_parameters() if "layers.0.attention.decay" in name}
-    expected = ("decay.bias", "decay.gate.weight", "decay_back.bias", "decay_back.gate.weight")
-    assert names == {f"model.layers.0.attention.{x}" for x in expected}
-    model(torch.randint(0, 31, (2, 9))).logits.square().sum().backward()
-    assert all(x.grad is not None and x.grad.any() for x in model.parameters())
-
-
 def test_the_number_of_weights_is_counted():
     for options in ({}, {"input_size": 7, "front": "conv", "subsampling": 8, "pad_token_id": 0}, {"decay": "none"}):
         made = TarnnConfig(**ENCODER | options)

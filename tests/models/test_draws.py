@@ -79,19 +79,3 @@ def test_a_checkpoint_without_draws_is_refused_or_drawn_anew(tmp_path):
         assert torch.equal(a.omega, b.omega)
         assert (int(b.seed), int(b.draw)) == (int(a.seed), 0)
     assert (loaded.model.layers[0].attention.feature_map.stretch == 1).all()
-
-
-def test_draws_are_counted_as_bytes_but_not_as_parameters():
-    model, plain = (make(), TarnnForCausalLM(TarnnConfig(**make().config.to_diff_dict() | {"feature_map": "elu"})))
-    assert model.num_parameters() == plain.num_parameters()
-    assert model.get_memory_footprint() > plain.get_memory_footprint()
-
-
-def test_training_and_eval_have_one_draw():
-    model, ids = make(dropout=0.0), torch.randint(37, (2, 9))
-    before = [x.omega.clone() for x in draws(model)]
-    evaluated = model(ids).logits
-    trained = model.train()(ids).logits
-    trained.sum().backward()
-    assert torch.equal(evaluated, trained)
-    assert all(torch.equal(x.omega, y) for x, y in zip(draws(model), before))

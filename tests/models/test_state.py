@@ -5,8 +5,6 @@ import torch
 from support.model_kinds import KINDS, UNFUSED, build
 from support.models import fixtures_of
 
-from tarnn.models import ModelState
-
 kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 
 
@@ -65,38 +63,6 @@ def test_in_place_makes_the_same_numbers(model, ids):
         (expected, value), (got, own) = model.step(token, value), model.step(token, own, inplace=True)
         torch.testing.assert_close(got, expected)
     assert own.position.tolist() == value.position.tolist() == [9, 9]
-
-
-@torch.no_grad()
-def test_step_in_place_writes_into_the_state(make_model, ids):
-    """No growth, no new buffers: the same memory before and after, where the caller asks for it."""
-    model, x = make_model("normed"), ids(2, 6)
-    _, state = model.prefill(x, model.new_state(2))
-    addresses = [x.data_ptr() for x in state.tensors().values()]
-    _, same = model.step(x[:, 0], state, inplace=True)
-    assert all(x is y for x, y in zip(same.layers, state.layers, strict=True))
-    assert same.position is state.position
-    assert [x.data_ptr() for x in state.tensors().values()] == addresses
-
-
-@pytest.mark.parametrize(("kind", "grows"), [("linear", False), ("hybrid", True)])
-def test_size(make_model, kind, grows):
-    model = make_model(kind)
-    small, large = (model.new_state(3, capacity=n).nbytes for n in (10, 1000))
-    assert (large > small) == grows
-    if not grows:  # 2 layers of S (3, 4, 8, 8) and z (3, 4, 8), in float64 as the model
-        assert small == 2 * 3 * 4 * 8 * (8 + 1) * 8
-
-
-@torch.no_grad()
-def test_moving_a_state_keeps_it(model, ids):
-    x = ids(2, 5)
-    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
-    _, state = model.prefill(x[:, :4], model.new_state(2, capacity=9), attention_mask=mask)
-    copy = state.select(torch.arange(2))
-    moved = state.to("cpu")
-    assert isinstance(moved, ModelState)
-    torch.testing.assert_close(model.step(x[:, 4], moved)[0], model.step(x[:, 4], copy)[0])
 
 
 def test_states_are_float32_even_for_bf16_models(make_model):

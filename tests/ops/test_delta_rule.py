@@ -18,7 +18,7 @@ def definition(given: dict[str, Tensor], state: Tensor | None = None, norm_eps: 
 
 @pytest.mark.parametrize("block", range(0, 40, 20))
 def test_drawn_calls(block):
-    """`python tests/fuzz_ops.py delta` draws thousands."""
+    """`python tests/fuzz.py delta` draws thousands."""
     assert [number for number in range(block, block + 20) if excess("delta", number) > 1] == []
 
 

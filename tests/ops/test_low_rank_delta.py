@@ -31,7 +31,7 @@ def test_outputs_and_states_are_those_of_the_definition(decay, t, d, e):
 
 @pytest.mark.parametrize("block", range(0, 60, 20))
 def test_drawn_calls(block):
-    """`python tests/fuzz_ops.py "low rank"` draws thousands."""
+    """`python tests/fuzz.py "low rank"` draws thousands."""
     assert [number for number in range(block, block + 20) if excess("low rank", number) > 1] == []
 
 

@@ -18,7 +18,7 @@ def filters(c: int = 5, width: int = 4, dtype: torch.dtype = torch.float64) -> t
 
 @pytest.mark.parametrize("block", range(0, 60, 20))
 def test_drawn_calls(block):
-    """`python tests/fuzz_ops.py convolution` draws thousands."""
+    """`python tests/fuzz.py convolution` draws thousands."""
     assert [number for number in range(block, block + 20) if excess("convolution", number) > 1] == []
 
 

@@ -1,4 +1,4 @@
-"""The profilers open, run through, and speak of functions that there are."""
+"""Every script opens; the profilers run through, and speak of functions that there are."""
 
 import re
 import subprocess
@@ -10,8 +10,11 @@ from support.scripts import ROOT, opens, runnable
 sys.path.append(str(ROOT / "scripts" / "dev"))
 
 
-@pytest.mark.parametrize("name", [name for name in runnable("scripts/dev") if name != "training_worker"])
-def test_every_profiler_opens(name, monkeypatch):
+SCRIPTS = [*runnable("benchmarks"), *runnable("experiments"), *runnable("scripts/dev")]
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "training_worker"])
+def test_every_script_opens(name, monkeypatch):
     assert opens(name, monkeypatch)
 
 

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 
@@ -124,6 +125,12 @@ def linear_model(name: str, config: Any = None, **changes: Any):
 KEPT = {"Inkling 2"} if ONE_NAME else set()  # whose layers are others in this version of transformers
 for name in KEPT:
     del FAMILIES[name]
+
+
+def nightly_but(names, families=FAMILIES):
+    """Parameters of all families: those of these names run at each commit, the others each night."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in families]
+
 
 TOKENS = torch.randint(3, 99, (2, 70), generator=torch.Generator().manual_seed(1))
 PADDED = 9  # how many tokens of the second row are padding

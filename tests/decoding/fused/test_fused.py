@@ -9,7 +9,6 @@ import torch
 from support.step_models import FUNCTIONS, MAPS, SERVED, SERVED_IMAGES, image_model, text_model
 
 from scripts.common.clock import with_threads
-from scripts.common.image_bits import bits_per_dim_by_steps
 from tarnn.attention import LinearAttention, calibrating
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
@@ -17,7 +16,6 @@ from tarnn.feature_maps import GeneralizedFeatures, GeneralizedRandomFeatures, O
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnForCausalLM
-from tarnn.tasks.images import Images
 
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
@@ -171,12 +169,6 @@ def test_autograd_sees_what_a_step_writes():
 
 
 @compiled
-@pytest.mark.parametrize("model", [text_model(), image_model(num_classes=2)], ids=["text", "image"])
-def test_it_goes_on_from_what_was_read(model):
-    assert differences(model, FusedStep(model), 3, 10, prompt=9) < 2e-5
-
-
-@compiled
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
 def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(weights):
     model = text_model(hidden_size=72, head_dim=34)
@@ -212,19 +204,6 @@ def test_a_nan_comes_out_again(weights):
     logits, _ = FusedStep(model, weights)(torch.tensor([1, 2]), state)
     assert logits[0].isfinite().all()
     assert logits[1].isnan().all()
-
-
-@compiled
-def test_int8_weights_hardly_change_a_likelihood():
-    """Bits per dimension of images that the model itself has drawn, and so is sure of; 0.5 % are allowed."""
-    model = image_model(image_height=8, image_width=8, hidden_size=64)
-    loop = PixelLoop(model, 32)
-    list(loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0), temperature=0.2)))
-    images = Images(loop.images.numpy(), None, "drawn")
-    bits = {w: bits_per_dim_by_steps(model, images, FusedStep(model, w)) for w in ("float32", "int8")}
-    assert not torch.equal(bits["int8"], bits["float32"])
-    assert bits["int8"].mean().item() == pytest.approx(bits["float32"].mean().item(), rel=0.005)
-    assert bits["float32"].mean().item() == pytest.approx(bits_per_dim_by_steps(model, images).mean().item(), rel=1e-5)
 
 
 @compiled

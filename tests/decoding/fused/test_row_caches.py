@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.step_models import text_model
 
-from scripts.common.clock import with_threads
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.state_check import UnfitState
 from tarnn.kernels.cpu import library
@@ -94,16 +93,6 @@ def test_they_step_in_place_again_and_again():
     assert all(torch.equal(x, y) for x, y in zip(kept, state.layers[0].rows[0].used()))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_on_any_number_of_threads(threads):
-    step = FusedStep(text_model(**HYBRID), "int8")
-    state, tokens = rows_of(states_of(step)), torch.arange(len(LENGTHS))
-    with with_threads(1):
-        expected, _ = step(tokens, state)
-    with with_threads(threads):
-        assert torch.equal(step(tokens, state)[0], expected)
-
-
 def test_rows_read_several_tokens_together_as_alone():
     step = FusedStep(text_model(**HYBRID))
     alone = states_of(step)
@@ -113,19 +102,6 @@ def test_rows_read_several_tokens_together_as_alone():
         expected, alone[row] = step.prefill(tokens[None], alone[row])
         assert torch.equal(logits[row], expected[0])
     assert_rows(state, alone)
-
-
-def test_the_given_state_stays_as_it_was():
-    step = FusedStep(text_model(**HYBRID))
-    state = rows_of(states_of(step))
-    before = state.clone()
-    step(torch.arange(len(LENGTHS)), state)
-    assert torch.equal(state.position, before.position)
-    assert all(
-        torch.equal(x, y)
-        for a, b in zip(state.layers[0].rows, before.layers[0].rows)
-        for x, y in zip(a.used()[:2], b.used())
-    )
 
 
 def test_rows_are_selected_and_inserted():
