@@ -242,8 +242,8 @@ def test_each_text_begins_with_the_weights_of_then(make_model, ids, steps):
         before = model.generate(x, **LONG)
         with torch.no_grad():
             model(x[:, 4:], cache=model(x[:, :4], use_cache=True).cache)
-        for x in model.parameters():
-            x.data.mul_(-3)
+        for weight in model.parameters():
+            weight.data.mul_(-3)
         after = model.generate(x, **LONG)
         with torch.no_grad():
             found = model(x[:, 4:], cache=model(x[:, :4], use_cache=True).cache).logits
