@@ -37,7 +37,7 @@ def calibrated_layers(module: nn.Module) -> list[LinearAttention]:
 def calibrating(module: nn.Module) -> Iterator[None]:
     """Fit the maps of `module`, in each forward within the `with`, to all queries and keys observed so far.
 
-    A layer's map is fitted before it is used, so the layers behind it get the inputs that they will get from then on:
+    A layer's map is fitted before it is used, so the layers after it get the inputs that they will get from then on:
 
         with torch.no_grad(), calibrating(model):
             model(input_ids)            # a few thousand tokens, in one batch or several

@@ -1,4 +1,4 @@
-"""Gated DeltaNet as a module: attention whose state each token corrects, behind short filters."""
+"""Gated DeltaNet as a module: attention whose state each token corrects, after short filters."""
 
 from dataclasses import dataclass
 from typing import Any

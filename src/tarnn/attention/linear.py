@@ -35,7 +35,7 @@ class LinearAttention(MultiHeadAttention):
     normalize: divide by the sum of the weights. If not, each head's output goes through an RMSNorm instead,
         whose gradient is bounded where the division's is not (TransNormer, arXiv 2210.10340). Maps with
         negative products need normalize=False.
-    decay: a module x → log_decay (`tarnn.attention.decay`). decay_back: another, for the keys behind a query: attention to both
+    decay: a module x → log_decay (`tarnn.attention.decay`). decay_back: another, for the keys after a query: attention to both
         sides has both or none.
     rotary: a `Rotary`. Where φ(q)·φ(k) is a function of q·k (features of softmax's kernel, Taylor's), q and k
         are rotated, before φ, as in softmax attention; it is as wide as they are. Else it is as wide as the
@@ -260,7 +260,7 @@ def _check_choices(
         raise ValueError("decay_back fades later tokens, which causal attention does not see; leave it out.")
     if not causal and (decay is None) != (decay_back is None):
         raise ValueError(
-            "attention to both sides takes two decays, decay for the keys before a query and decay_back for those behind it; "
+            "attention to both sides takes two decays, decay for the keys before a query and decay_back for those after it; "
             "got one. Pass both, or causal=True."
         )
     if context_size is not None and decay is not None:

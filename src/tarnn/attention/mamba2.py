@@ -1,4 +1,4 @@
-"""Mamba-2 as a module: linear attention whose keys and queries all heads share, behind a short filter."""
+"""Mamba-2 as a module: linear attention whose keys and queries all heads share, after a short filter."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -193,7 +193,7 @@ class Mamba2Attention(RecurrentAttention):
     def _attend(
         self, q, k, v, dt: Float[Tensor, "b t h"], *, key_mask, return_state: bool, **options
     ) -> tuple[Any, ...]:
-        """(o (b, h, t, e), the state behind if it is asked for)."""
+        """Return (o (b, h, t, e), the state after it if requested, else None)."""
         dt, log_decay = self._time_steps(dt)
         outputs: Any = linear_attention(
             q, k, v * dt[..., None].to(v.dtype), _IDENTITY,

@@ -36,7 +36,7 @@ class MultiHeadAttention(nn.Module):
     """Whether `forward` takes return_weights=True, which makes it return (y, state, weights (b, h, t, s))."""
     rotary: Rotary | None = None
     mix: Callable[..., tuple[Any, ...]]
-    """mix(x, q, k, v (b, g, s, e), *, key_mask, …): a tuple of o (b, h, t, e) and what `forward` returns behind y. It takes
+    """mix(x, q, k, v (b, g, s, e), *, key_mask, …): a tuple of o (b, h, t, e) and what `forward` returns after y. It takes
     all options of `forward`; o is linear in v, whose width is free."""
     mix_token: Callable[..., tuple[Tensor, Any]]
     """mix_token(x, q, k, v, state, *, positions, rotation, inplace): (o, the state after this token)."""

@@ -36,10 +36,10 @@ class Rwkv7TimeMixing(nn.Module):
 
         S ← (Diag(e^(−0.607 σ(w))) − (κ̂ ⊙ α) κ̂ᵀ) S + k vᵀ        o = W (g ⊙ (norm(Sᵀr) + (Σ r ⊙ k ⊙ r_k) v))
 
-    Layers behind the first mix their values with those of the first.
+    Layers after the first mix their values with those of the first.
 
     Args:
-        ranks: of the products that make decay, α, gate and the mixture of values: "w", "a", "g" and, behind the first
+        ranks: of the products that make decay, α, gate and the mixture of values: "w", "a", "g" and, after the first
             layer, "v".
         head_dim: hidden_size / num_heads by default.
     """
@@ -120,7 +120,7 @@ class Rwkv7TimeMixing(nn.Module):
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
         one_token: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return (y (b, t, hidden), S and the last inputs behind, the values of the first layer).
+        """Return (y (b, t, hidden), S and the last inputs after, the values of the first layer).
 
         first_values: those that the first layer returned; None in the first layer itself.
         """
@@ -157,7 +157,7 @@ class Rwkv7TimeMixing(nn.Module):
         one_token: bool = False,
         inplace: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run the recurrence: what each token reads, (b, h, t, e), and S behind. inplace: of one token."""
+        """Run the recurrence: what each token reads, (b, h, t, e), and S after it. inplace: of one token."""
         r, k, v, direction, alpha, log_decay, _ = vectors
         inputs, state = (r, k, v, -direction, direction * alpha), DeltaState(S)
         if one_token:

@@ -27,7 +27,7 @@ def lengths_of(layers: Iterable[State]) -> Int[Tensor, " n"]:
 
 
 def longer(layers: tuple[State, ...], count: int) -> tuple[State, ...]:
-    """The layers' states once so many keys were written behind those of each cache."""
+    """Return the layers' states once so many keys were written after those of each cache."""
     return tuple(
         replace(x, length=x.length + count)
         if isinstance(x, KVCache)

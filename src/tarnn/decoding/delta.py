@@ -53,7 +53,7 @@ class Delta(NamedTuple):
         )
 
     def write(self, block: Block, weights: str) -> None:
-        """Into the block of weights and its plan, behind the layer's kind, norms and feed-forward."""
+        """Into the block of weights and its plan, after the layer's kind, norms and feed-forward."""
         width = self.filters.shape[-1]
         block.numbers(*self.heads, width, width - 1 if self.kept is None else self.kept)
         block.place(padded(self.filters.float().mT, PANEL))

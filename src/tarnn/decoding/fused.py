@@ -263,7 +263,7 @@ class FusedStep:
         return rows
 
     def _wide(self, x: Tensor, behind: bool = False) -> Tensor:
-        """(n, hidden), one row after the other: with zeros where positions stand behind the embedding and not in it."""
+        """(n, hidden), one row after the other: with zeros where positions stand after the embedding and not in it."""
         missing = self.hidden - x.shape[-1]
         return (pad(x, (missing, 0) if behind else (0, missing)) if missing else x).contiguous()
 

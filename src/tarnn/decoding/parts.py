@@ -192,7 +192,7 @@ class Mixer(Protocol):
         """One row of the state, without numbers."""
 
     def write(self, block: Block, weights: str) -> None:
-        """Put it into the block of weights and its plan, behind the layer's kind, norms and feed-forward."""
+        """Put it into the block of weights and its plan, after the layer's kind, norms and feed-forward."""
 
 
 class Layer(NamedTuple):

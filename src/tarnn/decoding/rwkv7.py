@@ -26,7 +26,7 @@ class Rwkv7(NamedTuple):
     r_k: Tensor
     norm: Norm
     output: Product
-    mixes_mlp: bool = False  # whether the feed-forward behind it reads a mixture, too
+    mixes_mlp: bool = False  # whether the feed-forward after it reads a mixture, too
     kind: str = "rwkv7"
 
     def shapes(self, hidden: int) -> Shapes:

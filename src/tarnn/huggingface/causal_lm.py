@@ -99,7 +99,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         kwargs = for_generate(kwargs)
-        if kwargs.get("assistant_early_exit") is not None:  # which would change the config, and fail behind that
+        if kwargs.get("assistant_early_exit") is not None:  # which would change the config, and fail after that
             raise ValueError("assistant_early_exit cuts a model in two; pass a smaller one as assistant_model=.")
         moved = padding_before(self, args, kwargs)
         with enable_by_default(self):

@@ -1,4 +1,4 @@
-"""Prompts with padding behind them: `generate` reads them with the padding before, where the next token is a text's next."""
+"""Right-padded prompts: `generate` reads them with the padding on the left, so that the next token follows the text."""
 
 import inspect
 from collections.abc import Mapping, Sequence

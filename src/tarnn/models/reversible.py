@@ -139,7 +139,7 @@ def _draws(block: nn.Module, device: torch.device) -> Draws:
 
 @contextmanager
 def _drawn_again(draws: Draws, device: torch.device) -> Iterator[None]:
-    """Within: generators draw what they drew from that state on; behind, they go on as if nothing had been drawn."""
+    """Within: generators draw what they drew from that state on; after, they go on as if nothing had been drawn."""
     if draws is None:
         yield
         return

@@ -47,7 +47,7 @@ class RwkvBlock(nn.Module):
     def forward(
         self, x: Tensor, state: RwkvState, first_values: Tensor | None, **options
     ) -> tuple[Tensor, RwkvState, Tensor | None]:
-        """Return (x, the state behind, the values of the first block). options: those of the time mixing."""
+        """Return (x, the state after, the values of the first block). options: those of the time mixing."""
         x = x if self.ln0 is None else self.ln0(x)
         y, S, last, first_values = self.att(self.ln1(x), state.S, state.attention_input, first_values, **options)
         x = x + y
@@ -119,7 +119,7 @@ class RwkvModel(nn.Module):
     def prefill(
         self, input_ids: Int[Tensor, "b t"], state: ModelState, attention_mask: Tensor | None = None
     ) -> tuple[Float[Tensor, "b vocab"], ModelState]:
-        """Read tokens on top of a state: (logits after each row's last token, float32, the state behind them)."""
+        """Read tokens on top of a state: (logits after each row's last token, float32, the state after them)."""
         check_inputs(input_ids, None, attention_mask)
         key_mask = None if attention_mask is None else attention_mask.bool()
         x, layers = self._read(input_ids, state.layers, key_mask=key_mask)
@@ -128,7 +128,7 @@ class RwkvModel(nn.Module):
 
     @torch.no_grad()
     def step(self, token_ids: Int[Tensor, " b"], state: ModelState) -> tuple[Float[Tensor, "b vocab"], ModelState]:
-        """Read one token per row: (logits, float32, the state behind it)."""
+        """Read one token per row: (logits, float32, the state after it)."""
         x, layers = self._read(token_ids[:, None], state.layers, one_token=True)
         return self.head(x[:, 0]).float(), ModelState(layers, state.position + 1)
 
