@@ -1,5 +1,6 @@
-"""A server in a thread of the test's process, on a port of its own."""
+"""A server in a thread of the test's process, on a port of its own; and calls of its application without one."""
 
+import asyncio
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -58,8 +59,19 @@ def http_server(models, settings=None, *, store=StateStore, **options):
         yield Server(url, engines, client, listening)
 
 
+def call(app, method, path, **options):
+    """Return the answer of an application, without a socket. options: as of httpx."""
+
+    async def answered():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=options.pop("raises", True))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000", timeout=60) as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(answered())
+
+
 def events_of(response):
-    """The data of server-sent events, and whether they end as they should."""
+    """Return the data of server-sent events, and whether they end as they should."""
     lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return lines[:-1]

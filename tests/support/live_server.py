@@ -8,9 +8,9 @@ import uvicorn
 
 
 @contextmanager
-def running(app):
-    """The app on a free port; its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+def running(app, **options):
+    """The app on a free port; its address. options: of uvicorn."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started and thread.is_alive():

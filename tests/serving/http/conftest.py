@@ -1,5 +1,7 @@
 """A server over small models, on a real socket, and the clients that it is asked by."""
 
+import shutil
+
 import httpx
 import openai
 import pytest
@@ -7,12 +9,21 @@ from support.live_server import running
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
+from tarnn.serving.model import open_served
 
 
 @pytest.fixture(scope="module")
 def engine(served):
     with Engine(served("linear")) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def chatty(served_folder, tmp_path_factory):
+    """The linear model, with a chat template that writes contents alone."""
+    folder = shutil.copytree(served_folder("linear"), tmp_path_factory.mktemp("chat") / "chatty")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return open_served(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,21 @@
 """What is too much: bodies, prompts, texts at once, and requests beyond what the queue takes."""
 
 import asyncio
-import shutil
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import uvicorn
+from support.http_server import call, http_server
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http import server as server_module
 from tarnn.serving.http.app import create_app
 from tarnn.serving.http.server import BoundedProtocol
 from tarnn.serving.http.settings import ServerSettings
-from tarnn.serving.model import open_served
 
 from .conftest import running
 
@@ -27,27 +26,12 @@ MESSAGES = [{"role": "user", "content": "x"}]
 
 
 @pytest.fixture(scope="module")
-def chatty(served_folder, tmp_path_factory):
-    """An engine whose model has a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "chatty"
-    shutil.copytree(served_folder("linear"), folder)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with Engine(open_served(folder)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
 def ask(engine):
     """ask(body or bytes): the answer of a server with small limits."""
 
-    def ask(body, **more):
-        async def answered():
-            transport = httpx.ASGITransport(create_app({"linear": engine}, SMALL))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                content = {"json": body} if isinstance(body, dict) else {"content": body}
-                return await client.post("/v1/completions", **content, **more)
-
-        return asyncio.run(answered())
+    def ask(body):
+        content = {"json": body} if isinstance(body, dict) else {"content": body}
+        return call(create_app({"linear": engine}, SMALL), "POST", "/v1/completions", **content)
 
     return ask
 
@@ -139,17 +123,17 @@ def test_beyond_the_queue_clients_are_told_to_come_later(served):
 
 def test_several_prompts_are_taken_all_or_none(served):
     with Engine(served("linear"), max_queue=2) as engine:
-
-        async def answered():
-            transport = httpx.ASGITransport(create_app({"linear": engine}))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                body = {"prompt": ["a" * 50_000] * 100, "max_tokens": 1}
-                return await client.post("/v1/completions", json=body)
-
-        assert asyncio.run(answered()).status_code == 429
+        body = {"prompt": ["a" * 50_000] * 100, "max_tokens": 1}
+        answer = call(create_app({"linear": engine}), "POST", "/v1/completions", json=body)
+        assert answer.status_code == 429
         while engine.stats.waiting or engine.stats.running:
             time.sleep(0.001)
         assert engine.stats.tokens_read < 50_000  # the first ones were taken, and cancelled
+
+
+def place(address):
+    parts = urlsplit(address)
+    return parts.hostname, parts.port
 
 
 def exchanged(*pieces):
@@ -159,14 +143,8 @@ def exchanged(*pieces):
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", http=BoundedProtocol)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
     received = b""
-    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=30) as client:
+    with running(app, http=BoundedProtocol) as address, socket.create_connection(place(address), timeout=30) as client:
         try:
             for piece in pieces:
                 client.sendall(piece)
@@ -174,8 +152,6 @@ def exchanged(*pieces):
                 received += data
         except ConnectionError:
             pass
-    server.should_exit = True
-    thread.join()
     return received
 
 
@@ -220,23 +196,19 @@ WHOLE = {
 @pytest.mark.parametrize("kind", WHOLE)
 def test_what_is_gathered_has_a_bound(chatty, kind):
     path, body, param = WHOLE[kind]
-    with running(create_app({"chatty": chatty}, ServerSettings(max_gathered=100))) as address:
-        answer = httpx.post(address + path, json=body, timeout=60)
+    with http_server({"chatty": chatty}, ServerSettings(max_gathered=100)) as server:
+        answer = server.post(path, body)
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert (error["param"], "at most 100" in error["message"]) == (param, True)
         if kind in ("text", "texts", "logprobs", "chat"):
-            with httpx.stream("POST", address + path, json=body | {"stream": True}, timeout=60) as answer:
+            with server.client.stream("POST", path, json=body | {"stream": True}) as answer:
                 assert answer.status_code == 200  # its events are not gathered
 
 
 def test_a_short_model_gathers_no_more_than_it_can_write(served):
-    with (
-        Engine(served("short")) as engine,
-        running(create_app({"short": engine}, ServerSettings(max_gathered=48))) as address,
-    ):
-        body = {"prompt": "x", "max_tokens": 10**18, "ignore_eos": True}
-        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+    with http_server({"short": served("short")}, ServerSettings(max_gathered=48)) as server:
+        answer = server.post("/v1/completions", {"prompt": "x", "max_tokens": 10**18, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 47
         echo = {"prompt": "x" * 47, "echo": True, "max_tokens": 4}  # a text is no list of logprobs
-        assert httpx.post(f"{address}/v1/completions", json=echo, timeout=60).status_code == 200
+        assert server.post("/v1/completions", echo).status_code == 200

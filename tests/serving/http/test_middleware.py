@@ -1,9 +1,7 @@
 """Who comes in: keys and tenants, names of hosts, pages of others; and what every answer carries."""
 
-import asyncio
-
-import httpx
 import pytest
+from support.http_server import call
 
 from tarnn.errors import UserError
 from tarnn.serving.http.app import create_app
@@ -14,20 +12,14 @@ ASK = {"prompt": "x", "max_tokens": 1}
 
 
 @pytest.fixture(scope="module")
-def call(engine):
-    """call(settings, method, path, **more): the answer of an app with these settings, without a socket."""
+def ask(engine):
+    """ask(settings, method, path, **options): the answer of an app with these settings, without a socket."""
 
-    def call(settings, method, path, *, prepare=lambda app: None, **more):
-        async def answered():
-            app = create_app({"linear": engine}, settings)
-            prepare(app)
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
-                return await client.request(method, path, **more)
+    def ask(settings, method, path, *, prepare=lambda app: None, **options):
+        prepare(app := create_app({"linear": engine}, settings))
+        return call(app, method, path, **options)
 
-        return asyncio.run(answered())
-
-    return call
+    return ask
 
 
 def bearer(key):
@@ -39,81 +31,81 @@ def bearer(key):
     "headers",
     [{}, bearer("wrong"), bearer(""), bearer(KEYS[0][:-1]), {"Authorization": KEYS[0]}, bearer("ключ".encode())],
 )
-def test_a_key_is_needed(call, path, headers):
+def test_a_key_is_needed(ask, path, headers):
     method = "POST" if path in ("/v1/completions", "/tokenize") else "GET"
-    answer = call(ServerSettings(keys=KEYS), method, path, headers=headers)
+    answer = ask(ServerSettings(keys=KEYS), method, path, headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_each_key_is_let_in(call, key):
+def test_each_key_is_let_in(ask, key):
     settings = ServerSettings(keys=KEYS)
-    assert call(settings, "POST", "/v1/completions", headers=bearer(key), json=ASK).status_code == 200
-    assert call(settings, "GET", "/health").status_code == 200
+    assert ask(settings, "POST", "/v1/completions", headers=bearer(key), json=ASK).status_code == 200
+    assert ask(settings, "GET", "/health").status_code == 200
 
 
-def test_only_the_first_key_reads_the_metrics_of_all(call):
+def test_only_the_first_key_reads_the_metrics_of_all(ask):
     settings = ServerSettings(keys=KEYS)
-    assert call(settings, "GET", "/metrics", headers=bearer(KEYS[0])).status_code == 200
-    assert call(settings, "GET", "/metrics", headers=bearer(KEYS[1])).status_code == 403
+    assert ask(settings, "GET", "/metrics", headers=bearer(KEYS[0])).status_code == 200
+    assert ask(settings, "GET", "/metrics", headers=bearer(KEYS[1])).status_code == 403
 
 
-def test_a_key_is_a_tenant(call, engine, monkeypatch):
+def test_a_key_is_a_tenant(ask, engine, monkeypatch):
     tenants = []
     submit = engine.submit
     monkeypatch.setattr(engine, "submit", lambda request, on: tenants.append(request.tenant) or submit(request, on))
     for key in KEYS:
-        call(ServerSettings(keys=KEYS), "POST", "/v1/completions", headers=bearer(key), json=ASK)
-    call(ServerSettings(), "POST", "/v1/completions", json=ASK)
+        ask(ServerSettings(keys=KEYS), "POST", "/v1/completions", headers=bearer(key), json=ASK)
+    ask(ServerSettings(), "POST", "/v1/completions", json=ASK)
     assert tenants == [tenant_of(KEYS[0]), tenant_of(KEYS[1]), ""]
     assert len(set(tenants)) == 3
     assert not any(key in tenant for key in KEYS for tenant in tenants)
 
 
-def test_a_page_that_calls_itself_by_our_address(call):
+def test_a_page_that_calls_itself_by_our_address(ask):
     """A name of a stranger that leads to this machine (DNS rebinding), or a page of a stranger that asks us."""
     local = ServerSettings(hosts=answered_names("127.0.0.1", (), False))
     for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST"):
-        assert call(local, "GET", "/v1/models", headers={"Host": host}).status_code == 200
+        assert ask(local, "GET", "/v1/models", headers={"Host": host}).status_code == 200
     for host in ("stranger.example", "localhost.stranger.example:8000", ""):
-        assert call(local, "GET", "/v1/models", headers={"Host": host}).status_code == 421
+        assert ask(local, "GET", "/v1/models", headers={"Host": host}).status_code == 421
     for origin, status in (("http://stranger.example", 403), ("null", 403), ("http://localhost:8000", 200)):
-        answer = call(local, "POST", "/v1/completions", headers={"Origin": origin}, json=ASK)
+        answer = ask(local, "POST", "/v1/completions", headers={"Origin": origin}, json=ASK)
         assert answer.status_code == status
 
 
-def test_pages_of_others_are_let_in_by_name(call):
+def test_pages_of_others_are_let_in_by_name(ask):
     asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     assert (
-        "access-control-allow-origin" not in call(ServerSettings(), "OPTIONS", "/v1/completions", headers=asked).headers
+        "access-control-allow-origin" not in ask(ServerSettings(), "OPTIONS", "/v1/completions", headers=asked).headers
     )
     settings = ServerSettings(cors=("https://page.example",))
-    answer = call(settings, "OPTIONS", "/v1/completions", headers=asked)
+    answer = ask(settings, "OPTIONS", "/v1/completions", headers=asked)
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
-    answer = call(settings, "POST", "/v1/completions", headers=asked, json=ASK)
+    answer = ask(settings, "POST", "/v1/completions", headers=asked, json=ASK)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
     asked["Origin"] = "https://other.example"
-    assert call(settings, "POST", "/v1/completions", headers=asked, json=ASK).status_code == 403
+    assert ask(settings, "POST", "/v1/completions", headers=asked, json=ASK).status_code == 403
 
 
-def test_every_answer_has_an_id(call):
-    assert call(None, "GET", "/health").headers["x-request-id"].startswith("req-")
-    assert call(None, "GET", "/nowhere", headers={"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
-    assert call(None, "GET", "/health", headers={"x-request-id": "x" * 999}).headers["x-request-id"].startswith("req-")
+def test_every_answer_has_an_id(ask):
+    assert ask(None, "GET", "/health").headers["x-request-id"].startswith("req-")
+    assert ask(None, "GET", "/nowhere", headers={"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
+    assert ask(None, "GET", "/health", headers={"x-request-id": "x" * 999}).headers["x-request-id"].startswith("req-")
 
 
-def test_a_server_that_drains_takes_no_more(call):
+def test_a_server_that_drains_takes_no_more(ask):
     def drain(app):
         app.state.draining = True
 
-    answer = call(None, "POST", "/v1/completions", json=ASK, prepare=drain)
+    answer = ask(None, "POST", "/v1/completions", json=ASK, prepare=drain)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-    assert call(None, "GET", "/ready", prepare=drain).status_code == 503
-    assert call(None, "GET", "/health", prepare=drain).status_code == 200
-    assert call(None, "GET", "/ready").json() == {"status": "ready"}
+    assert ask(None, "GET", "/ready", prepare=drain).status_code == 503
+    assert ask(None, "GET", "/health", prepare=drain).status_code == 200
+    assert ask(None, "GET", "/ready").json() == {"status": "ready"}
 
 
 @pytest.mark.parametrize(
@@ -126,28 +118,22 @@ def test_a_server_that_drains_takes_no_more(call):
         ("POST", "/v1/images/generations", 404),
     ],
 )
-def test_what_is_not_here_has_a_sentence(call, method, path, status):
-    answer = call(None, method, path)
+def test_what_is_not_here_has_a_sentence(ask, method, path, status):
+    answer = ask(None, method, path)
     assert answer.status_code == status
     message = answer.json()["error"]["message"]
     assert message.endswith(".") or "expected one of" in message
     assert ("tarnn generate" in message) == ("images" in path)
 
 
-def test_a_bug_tells_the_client_nothing(call, engine, monkeypatch):
+def test_a_bug_tells_the_client_nothing(ask, engine, monkeypatch):
     def broken(*_):
         raise KeyError("a secret")
 
     monkeypatch.setattr(engine, "submit", broken)
     with pytest.raises(KeyError):  # for the log; what the client got is below
-        call(None, "POST", "/v1/completions", json=ASK)
-
-    async def answered():
-        transport = httpx.ASGITransport(create_app({"linear": engine}), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post("/v1/completions", json=ASK)
-
-    answer = asyncio.run(answered())
+        ask(None, "POST", "/v1/completions", json=ASK)
+    answer = ask(None, "POST", "/v1/completions", json=ASK, raises=False)
     assert answer.status_code == 500
     assert answer.headers["connection"] == "close"  # since uvicorn does that
     assert "secret" not in answer.text

@@ -1,7 +1,6 @@
 """/openapi.json: real answers are as it describes them. schemathesis sends requests that it allows, and that it forbids."""
 
 import json
-import shutil
 
 import pytest
 from jsonschema_rs import validator_for
@@ -14,7 +13,6 @@ from tarnn.serving.http.app import create_app
 from tarnn.serving.http.errors import failed
 from tarnn.serving.http.openapi import Operation, document
 from tarnn.serving.http.settings import ServerSettings
-from tarnn.serving.model import open_served
 
 COUNT = 5  # requests of each kind; tests/fuzz_http.py sends more
 ROUTES = [route for route in create_app({}).routes if route not in page.routes]
@@ -52,21 +50,14 @@ STREAMED = {
 }
 
 
-@pytest.fixture(scope="module")
-def chatty(served_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat") / "chatty"
-    shutil.copytree(served_folder("linear"), folder)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with http_server({"text": open_served(folder)}) as server:
-        yield server
-
-
 @pytest.mark.parametrize("route", [x for x in ROUTES if x.events], ids=lambda x: x.name)
 def test_events_are_as_described(chatty, route):
+    path, body = route.path, {"model": "text", "stream": True} | STREAMED[route.name]
     described = document(ROUTES, False)
-    answers = described["paths"][route.path]["post"]["responses"]["200"]["content"]
+    answers = described["paths"][path]["post"]["responses"]["200"]["content"]
     schema = validator_for(answers["text/event-stream"]["schema"] | {"components": described["components"]})
-    events = events_of(chatty.post(route.path, {"model": "text", "stream": True} | STREAMED[route.name]))
+    with http_server({"text": chatty}) as server:
+        events = events_of(server.post(path, body))
     assert events
     for event in map(json.loads, events):
         schema.validate(event)

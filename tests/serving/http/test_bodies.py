@@ -1,12 +1,12 @@
-"""Large bodies: what is wrong in them costs one error, and what is right in them is taken apart beside the loop."""
+"""Damaged bodies are refused with a sentence. Large ones cost one error if wrong, and are taken apart beside the loop."""
 
-import asyncio
 import json
+import random
 import threading
 
-import httpx
 import numpy as np
 import pytest
+from support.http_server import call
 
 from tarnn.serving.http import body as body_module, completions, models, prompts
 from tarnn.serving.http.app import create_app
@@ -31,15 +31,40 @@ WRONG = {
 
 @pytest.fixture
 def ask(engine):
-    def ask(path, content):
-        async def answered():
-            transport = httpx.ASGITransport(create_app({"linear": engine}))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.post(path, content=content)
+    return lambda path, content: call(create_app({"linear": engine}), "POST", path, content=content)
 
-        return asyncio.run(answered())
 
-    return ask
+SOUND = {
+    "/v1/completions": {
+        "prompt": "Call me",
+        "max_tokens": 2,
+        "stop": ["xyz"],
+        "logit_bias": {"5": 1.5},
+        "stream": True,
+    },
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Call me"}]}]},
+    "/v1/responses": {"input": [{"role": "user", "content": "Call me"}], "max_output_tokens": 2},
+}
+NO_OBJECTS = [b"", b"null", b"[]", b"5", b'"x"', b"\xff\xfe", b"{}" * 2, b"NaN", '{"prompt": "x"}'.encode("utf-16")]
+ENDLESS = [b'{"prompt":' + nested * 20_000 for nested in (b"[", b'{"a":')]
+
+
+@pytest.mark.parametrize("path", SOUND)
+def test_damaged_bodies_are_refused_with_a_sentence(ask, path):
+    """test_openapi.py sends wrong values; these are wrong bytes."""
+    rng, sound = random.Random(path), json.dumps(SOUND[path]).encode()
+    flipped = [bytearray(sound) for _ in range(30)]
+    for body in flipped:
+        for _ in range(rng.randint(1, 4)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+    damaged = [sound[: rng.randrange(len(sound))] for _ in range(10)] + NO_OBJECTS + ENDLESS
+    for body in [*map(bytes, flipped), *damaged]:
+        answer = ask(path, body)
+        assert answer.status_code == 400 or (answer.status_code in (200, 404) and body not in damaged), body[:300]
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert 0 < len(error["message"].strip()) < 500, body[:300]
 
 
 @pytest.mark.parametrize("kind", WRONG)
