@@ -66,7 +66,7 @@ format: install
 sanitize: install
 	tests/sanitize.sh
 
-# all of benchmarks/results anew, on a quiet machine; stopped, it goes on
+# all of benchmarks/results anew, on a quiet machine
 pages: install
 	$(BIN)/python benchmarks/all.py
 

@@ -9,7 +9,6 @@ they are, with D and dt. 2,048 tokens, batch 1. All take turns, in one process, 
 them out. Correctness is checked first, against the same functions of transformers.
 """
 
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,24 +18,19 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from toolkit.passes import both, forward
+from toolkit import functions
+from toolkit.functions import DTYPES, OURS, THEIRS, Found, Inputs
+from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
-from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
-from scripts.common.tables import markdown, mebibytes, milliseconds, page, ratio, source
+from scripts.common.tables import page, source
 from scripts.common.targets import Target, at_least, section
 from tarnn import ConvolutionState, LinearState, linear_attention, short_convolution, short_convolution_step, step
 
-logging.getLogger("transformers").setLevel(logging.ERROR)  # it says that it falls back
-from transformers.models.mamba2 import modeling_mamba2 as mamba2  # noqa: E402
-
 CHANNELS, WIDTH = 4096, 4
 HEADS, HEAD_DIM, STATE, GROUPS, CHUNK = 64, 64, 128, 8, 256
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OURS, THEIRS = "tarnn", "transformers"
 FASTER = {"convolution": 3.0, "scan": 5.0}
-Inputs = tuple[Tensor, ...]
 
 
 def main() -> int:
@@ -45,7 +39,7 @@ def main() -> int:
     return run(options, measure, check=check, facts=facts, report=report)
 
 
-def facts(options, found) -> dict[str, Any]:
+def facts(options, found: Found) -> dict[str, Any]:
     return {"targets": [t.as_json() for t in targets(found)]}
 
 
@@ -92,15 +86,10 @@ def draw(what: str, t: int, dtype: torch.dtype) -> Inputs:
 
 def check(options) -> str:
     """What is wrong with ours, or nothing: outputs and gradients of 300 tokens, as transformers' functions give them."""
-    for what, functions in FUNCTIONS.items():
-        inputs = [x.requires_grad_() for x in draw(what, 300, torch.float32)]
-        results = {}
-        for name, function in functions.items():
-            o = function(*inputs)
-            results[name] = [o, *torch.autograd.grad(o.square().sum(), inputs)]
-        for x, y in zip(results[OURS], results[THEIRS]):
-            if not (x - y).abs().max() <= 1e-4 * y.abs().max():
-                return f"{what} differs from transformers' by {(x - y).abs().max() / y.abs().max():.1e} of its size"
+    for what, by in FUNCTIONS.items():
+        inputs = draw(what, 300, torch.float32)
+        if error := functions.wrong(*(functions.results(by[who], inputs) for who in (OURS, THEIRS)), 1e-4):
+            return f"{what} {error}, by transformers' results"
     return ""
 
 
@@ -127,53 +116,36 @@ def tokens(what: str, inputs: Inputs) -> dict[str, Callable[[], object]]:
             OURS: lambda: step(q, k, v, "identity", own, normalize=False, log_decay=decay, inplace=True),
             THEIRS: lambda: mamba2.mamba2_selective_state_update(cache, x[:, 0], *spread, B[:, 0], C[:, 0], D),
         }
-    return {name: forward(lambda call=call: call(), ()) for name, call in calls.items()}
+    return calls
 
 
-def measure(options, found: dict[str, dict[str, Timing]], keep) -> None:
-    effort = Effort(0.02 if options.quick else 0.1, rounds=(options.rounds, options.rounds), seconds=60)
+def measure(options, found: Found, keep) -> None:
     for dtype in options.dtypes:
-        for what, functions in FUNCTIONS.items():
+        for what, by in FUNCTIONS.items():
             inputs = draw(what, options.length, DTYPES[dtype])
-            ways = {"forward": forward, "forward + backward": both}
-            cells = {way: {who: make(f, inputs) for who, f in functions.items()} for way, make in ways.items()}
-            cells["one token"] = tokens(what, inputs)
-            for way, calls in cells.items():
-                name = f"{what}, {dtype}, {way}"
-                contenders = {who: Contender(call, patience=60) for who, call in calls.items()}
-                found[name] = measure_in_turns(contenders, effort)
-                print(f"{name:40}" + "  ".join(f"{who} {x.ms:.4g} ms" for who, x in found[name].items()), flush=True)
-                keep()
+            functions.measure(found, f"{what}, {dtype}", by, inputs, options, keep, tokens(what, inputs), patience=60)
 
 
-def targets(found: dict[str, dict[str, Timing]]) -> list[Target]:
-    """How many times as fast ours is as transformers' function, in float32."""
-    judged = []
-    for what, bound in FASTER.items():
-        values = {
-            name: x[THEIRS].ms / x[OURS].ms
-            for name, x in found.items()
-            if name.startswith(f"{what}, float32") and "token" not in name
-        }
-        judged.append(at_least(f"{what}: at least {bound:g} times transformers' speed", "float32", bound, values))
-    return judged
+def targets(found: Found) -> list[Target]:
+    return [
+        at_least(
+            f"{what}: at least {bound:g} times transformers' speed",
+            "float32",
+            bound,
+            functions.faster(found, f"{what}, float32"),
+        )
+        for what, bound in FASTER.items()
+    ]
 
 
-def report(options, facts: dict[str, Any], found: dict[str, dict[str, Timing]]) -> str:
-    rows = []
-    for name, x in found.items():
-        ours, theirs = x[OURS], x[THEIRS]
-        memory = [mebibytes(y.peak_bytes) for y in (ours, theirs)]
-        rows.append([name, milliseconds(ours), milliseconds(theirs), ratio(theirs, ours), *memory])
+def report(options, facts: dict[str, Any], found: Found) -> str:
     how = (
         f"{options.length:,} tokens, batch 1. Convolution: {CHANNELS:,} channels, width {WIDTH}, silu. Scan: {HEADS} heads of "
         f"{HEAD_DIM}, state {STATE}, {GROUPS} groups, dt and decays in float32. Medians, in turns; MiB above what was "
         "there before a call, results included."
     )
-    header = ["", "tarnn, ms", "transformers, ms", "times as fast", "tarnn, MiB", "transformers, MiB"]
-    return page(
-        "Short convolution and Mamba-2's scan", source(facts, how), section(targets(found)), markdown(header, rows)
-    )
+    title = "Short convolution and Mamba-2's scan"
+    return page(title, source(facts, how), section(targets(found)), functions.table(found))
 
 
 if __name__ == "__main__":

@@ -17,21 +17,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from toolkit.passes import both, forward
+from toolkit import functions
+from toolkit.functions import OURS, Found, Inputs
 
-from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
-from scripts.common.tables import markdown, mebibytes, milliseconds, page, ratio, source
+from scripts.common.tables import page, source
 from scripts.common.targets import GUARANTEE
 from tarnn.kernels.cpu import library
 from tarnn.ops import DeltaState, low_rank_delta_rule, low_rank_delta_step
 from tarnn.ops.delta.low_rank_definition import low_rank_delta
 
 HEADS = 16
-OURS, CHUNKS, LOOP = "tarnn", "chunks", "loop"
-PATIENCE = 3.0  # seconds for a call beyond which one must do
-Inputs = tuple[Tensor, ...]  # q, k, v, a, b, log_decay
+CHUNKS, LOOP = "chunks", "loop"
 
 
 def main() -> int:
@@ -41,7 +39,8 @@ def main() -> int:
 
 
 def draw(t: int, d: int, heads: int = HEADS) -> Inputs:
-    """As RWKV-7's layer makes them: a = −κ̂, b = κ̂ ⊙ α, and a factor of at least e^−0.607 per channel."""
+    """Draw q, k, v, a, b and log_decay. As RWKV-7's layer makes them: a = −κ̂, b = κ̂ ⊙ α, and decays of at least
+    e^−0.607 per channel."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, t, heads, d).transpose(2, 3)
     key = normalize(torch.randn(1, t, heads, d), dim=-1).transpose(1, 2)
@@ -67,16 +66,12 @@ def loop(*inputs: Tensor) -> Tensor:
 
 def check(options) -> str:
     """What is wrong with a contender, or nothing."""
-    inputs = [x.requires_grad_() for x in draw(100, options.head_dims[0], heads=2)]
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    right, _ = low_rank_delta(*exact[:5], log_decay=exact[5], scale=1.0)
-    expected = [right, *torch.autograd.grad(right.square().sum(), exact)]
-    for name, function in {OURS: ours, CHUNKS: in_plain_pytorch(ours), LOOP: loop}.items():
-        o = function(*inputs)
-        results = [o, *torch.autograd.grad(o.square().sum(), inputs)]
-        for x, y in zip(results, expected):
-            if not (x - y).abs().max() <= 1e-5 * y.abs().max():
-                return f"{name} errs by {(x - y).abs().max() / y.abs().max():.1e} of its size"
+    inputs = draw(100, options.head_dims[0], heads=2)
+    defined = lambda *x: low_rank_delta(*x[:5], log_decay=x[5], scale=1.0)[0]  # noqa: E731
+    exact = functions.results(defined, [x.double() for x in inputs])
+    for name, function in FUNCTIONS.items():
+        if error := functions.wrong(functions.results(function, inputs), exact, 1e-5):
+            return f"{name} {error}"
     return ""
 
 
@@ -95,39 +90,23 @@ def one_token(inputs: Inputs) -> dict[str, Callable[[], object]]:
     return {OURS: step, CHUNKS: in_plain_pytorch(step), LOOP: lambda: loop(*one)}
 
 
-def measure(options, found: dict[str, dict[str, Timing]], keep) -> None:
-    effort = Effort(0.02 if options.quick else 0.1, rounds=(options.rounds, options.rounds), seconds=60)
-    functions = {OURS: ours, CHUNKS: in_plain_pytorch(ours), LOOP: loop}
+FUNCTIONS = {OURS: ours, CHUNKS: in_plain_pytorch(ours), LOOP: loop}
+
+
+def measure(options, found: Found, keep) -> None:
     for d in options.head_dims:
         for t in options.lengths:
             inputs = draw(t, d)
-            cells = {
-                f"d = {d}, {t} tokens, {way}": {who: make(f, inputs) for who, f in functions.items()}
-                for way, make in {"forward": forward, "forward + backward": both}.items()
-            }
-            if t == options.lengths[0]:
-                cells[f"d = {d}, one token"] = {who: forward(f, ()) for who, f in one_token(inputs).items()}
-            for name, calls in cells.items():
-                contenders = {who: Contender(call, patience=PATIENCE) for who, call in calls.items()}
-                found[name] = measure_in_turns(contenders, effort)
-                print(f"{name:40}" + "  ".join(f"{who} {x.ms:.4g} ms" for who, x in found[name].items()), flush=True)
-                keep()
+            token = one_token(inputs) if t == options.lengths[0] else None
+            functions.measure(found, f"d = {d}, {t} tokens", FUNCTIONS, inputs, options, keep, token)
 
 
-def report(options, facts: dict[str, Any], found: dict[str, dict[str, Timing]]) -> str:
-    rows = []
-    for name, x in found.items():
-        times = [milliseconds(x[who]) for who in (OURS, CHUNKS, LOOP)]
-        memory = [mebibytes(x[who].peak_bytes) for who in (OURS, CHUNKS, LOOP)]
-        rows.append([name, *times, ratio(x[CHUNKS], x[OURS]), ratio(x[LOOP], x[OURS]), *memory])
+def report(options, facts: dict[str, Any], found: Found) -> str:
     how = (
-        f"Batch 1, {HEADS} heads, float32, a decay per channel. Medians, in turns; a call of over {PATIENCE:g} seconds is made "
+        f"Batch 1, {HEADS} heads, float32, a decay per channel. Medians, in turns; a call of over three seconds is made "
         "once. MiB above what was there before a call, results included."
     )
-    units = [f"{who}, ms" for who in (OURS, CHUNKS, LOOP)]
-    sizes = [f"{who}, MiB" for who in (OURS, CHUNKS, LOOP)]
-    header = ["", *units, "faster than chunks", "than the loop", *sizes]
-    return page("The delta rule of low rank (RWKV-7)", source(facts, how), GUARANTEE, markdown(header, rows))
+    return page("The delta rule of low rank (RWKV-7)", source(facts, how), GUARANTEE, functions.table(found))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ The gradient of each token that transformers' loop picks is a tensor of all toke
 the length, and there are two lengths.
 """
 
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,27 +21,21 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from toolkit.passes import both, forward
+from toolkit import functions
+from toolkit.functions import DTYPES, OURS, THEIRS, Found, Inputs
+from transformers.models.mamba import modeling_mamba as mamba
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
-from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
-from scripts.common.tables import markdown, mebibytes, milliseconds, page, ratio, source
+from scripts.common.tables import page, source
 from scripts.common.targets import Target, at_least, section
 from tarnn import ScanState, diagonal_scan, diagonal_scan_step, selective_scan, selective_scan_step
 from tarnn.ops.scan import definition
 
-logging.getLogger("transformers").setLevel(logging.ERROR)  # it says that it falls back
-from transformers.models.mamba import modeling_mamba as mamba  # noqa: E402
-from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru  # noqa: E402
-
 CHANNELS = {"selective": 1536, "diagonal": 2560}
 NUMBERS = 16
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OURS, THEIRS = "tarnn", "transformers"
 FASTER = 20.0
-PATIENCE = 3.0  # seconds for a call beyond which one must do
-Inputs = tuple[Tensor, ...]
 
 
 def main() -> int:
@@ -51,7 +44,7 @@ def main() -> int:
     return run(options, measure, check=check, facts=facts, report=report)
 
 
-def facts(options, found) -> dict[str, Any]:
+def facts(options, found: Found) -> dict[str, Any]:
     return {"targets": [t.as_json() for t in targets(found)]}
 
 
@@ -87,15 +80,13 @@ def draw(what: str, t: int, dtype: torch.dtype) -> Inputs:
 
 def check(options) -> str:
     """What is wrong with ours, or nothing: outputs and gradients of 100 tokens against the definition in float64."""
-    for what, functions in FUNCTIONS.items():
-        inputs = [x.requires_grad_() for x in draw(what, 100, torch.float32)]
-        exact = [x.detach().double().requires_grad_() for x in inputs]
-        o, right = functions[OURS](*inputs), getattr(definition, f"{what}_scan")(*exact)[0]
-        results = [o, *torch.autograd.grad(o.square().sum(), inputs)]
-        expected = [right, *torch.autograd.grad(right.square().sum(), exact)]
-        for x, y in zip(results, expected):
-            if not (x - y).abs().max() <= 1e-5 * y.abs().max():
-                return f"the {what} scan errs by {(x - y).abs().max() / y.abs().max():.1e} of its size"
+    for what, by in FUNCTIONS.items():
+        inputs = draw(what, 100, torch.float32)
+        exact = functions.results(
+            lambda *x, what=what: getattr(definition, f"{what}_scan")(*x)[0], [x.double() for x in inputs]
+        )
+        if error := functions.wrong(functions.results(by[OURS], inputs), exact, 1e-5):
+            return f"the {what} scan {error}"
     return ""
 
 
@@ -116,55 +107,30 @@ def tokens(what: str, inputs: Inputs) -> dict[str, Callable[[], object]]:
             OURS: lambda: selective_scan_step(*one, state=state, inplace=True),
             THEIRS: lambda: mamba.mamba_selective_state_update(cache, x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D),
         }
-    return {name: forward(call, ()) for name, call in calls.items()}
+    return calls
 
 
-def measure(options, found: dict[str, dict[str, Timing]], keep) -> None:
-    effort = Effort(0.02 if options.quick else 0.1, rounds=(options.rounds, options.rounds), seconds=60)
+def measure(options, found: Found, keep) -> None:
     for dtype in options.dtypes:
         for t in options.lengths if dtype == "float32" else options.lengths[:1]:
-            for what, functions in FUNCTIONS.items():
+            for what, by in FUNCTIONS.items():
                 inputs = draw(what, t, DTYPES[dtype])
-                ways = {"forward": forward, "forward + backward": both}
-                cells = {
-                    f"{t} tokens, {way}": {who: make(f, inputs) for who, f in functions.items()}
-                    for way, make in ways.items()
-                }
-                if t == options.lengths[0]:
-                    cells["one token"] = tokens(what, inputs)
-                for way, calls in cells.items():
-                    name = f"{what}, {dtype}, {way}"
-                    contenders = {who: Contender(call, patience=PATIENCE) for who, call in calls.items()}
-                    found[name] = measure_in_turns(contenders, effort)
-                    print(
-                        f"{name:50}" + "  ".join(f"{who} {x.ms:.4g} ms" for who, x in found[name].items()), flush=True
-                    )
-                    keep()
+                one_token = tokens(what, inputs) if t == options.lengths[0] else None
+                functions.measure(found, f"{what}, {dtype}, {t} tokens", by, inputs, options, keep, one_token)
 
 
-def targets(found: dict[str, dict[str, Timing]]) -> list[Target]:
-    """How many times as fast ours is as transformers' function, in float32."""
-    values = {
-        name: x[THEIRS].ms / x[OURS].ms
-        for name, x in found.items()
-        if name.startswith("selective, float32") and "one token" not in name
-    }
+def targets(found: Found) -> list[Target]:
+    values = functions.faster(found, "selective, float32")
     return [at_least(f"Mamba's scan: at least {FASTER:g} times transformers' speed", "float32", FASTER, values)]
 
 
-def report(options, facts: dict[str, Any], found: dict[str, dict[str, Timing]]) -> str:
-    rows = []
-    for name, x in found.items():
-        ours, theirs = x[OURS], x[THEIRS]
-        memory = [mebibytes(y.peak_bytes) for y in (ours, theirs)]
-        rows.append([name, milliseconds(ours), milliseconds(theirs), ratio(theirs, ours), *memory])
+def report(options, facts: dict[str, Any], found: Found) -> str:
     how = (
         f"Batch 1. Selective (Mamba): {CHANNELS['selective']:,} channels of {NUMBERS} numbers. Diagonal (RG-LRU): "
-        f"{CHANNELS['diagonal']:,} channels. dt and decays in float32. Medians, in turns; a call of over {PATIENCE:g} seconds "
+        f"{CHANNELS['diagonal']:,} channels. dt and decays in float32. Medians, in turns; a call of over three seconds "
         "is made once. MiB above what was there before a call, results included."
     )
-    header = ["", "tarnn, ms", "transformers, ms", "times as fast", "tarnn, MiB", "transformers, MiB"]
-    return page("Mamba's scan and RG-LRU's", source(facts, how), section(targets(found)), markdown(header, rows))
+    return page("Mamba's scan and RG-LRU's", source(facts, how), section(targets(found)), functions.table(found))
 
 
 if __name__ == "__main__":

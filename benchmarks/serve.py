@@ -4,7 +4,7 @@
 
 A linear model of 256 × 8 with a byte-level vocabulary, and for the others a Llama of the same shape, all with random weights.
 Clients run on loopback in a process of their own (`toolkit/stream_load.py`), each server in another. ENVIRONMENT has the
-program `llama-server`, the packages `gguf` and `guidellm`, and `transformers` with its extra `serving`: what it lacks is named,
+program `llama-server`, the package `gguf`, and `transformers` with its extra `serving`: what it lacks is named,
 and its rows are left out. Before anything is measured, a busy engine's answers must be those of the token loop. --resume goes on.
 """
 
@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from toolkit import engine_cases, serve_baselines, serve_cases, serve_report
 from toolkit.loads import Wrong
-from toolkit.serve_baselines import BATCHING, GUIDELLM, LLAMA, TOGETHER, TRANSFORMERS, or_why_not
+from toolkit.serve_baselines import BATCHING, LLAMA, TOGETHER, TRANSFORMERS, or_why_not
 from toolkit.served_models import make_tokenizer, save_linear, save_llama
 
 from scripts.common.options import as_facts, parse
@@ -48,7 +48,6 @@ FULL = {
     "prefix": 100_000,
     "repeats": 15,
     "parked": 10_000,
-    "many_tokens": 1_000_000,
     "overload": 4,
     "overload_seconds": 6.0,
     "turns": 20,
@@ -71,7 +70,6 @@ QUICK = {
     "prefix": 300,
     "repeats": 2,
     "parked": 20,
-    "many_tokens": 400,
     "overload_seconds": 0.3,
     "turns": 2,
     "turn_tokens": 4,
@@ -138,11 +136,9 @@ CASES: dict[
     "parked": (parked, "last"),
     "overload": (of_linear(serve_cases.overload), "last"),
     "talks": (of_linear(serve_baselines.own_talks), "all"),
-    GUIDELLM: (of_linear(serve_baselines.guidellm), "all"),
     LLAMA: (lambda o, m, weights: serve_baselines.llama_cpp(o, m.llama, m.inner, weights), "all"),
     TRANSFORMERS: (lambda o, m, weights: serve_baselines.transformers_serve(o, m.llama), "first"),
     BATCHING: (lambda o, m, weights: serve_baselines.transformers_serve(o, m.llama, *TOGETHER), "first"),
-    "million": (of_linear(serve_cases.many_tokens), "last"),
 }
 
 

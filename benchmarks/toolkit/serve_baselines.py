@@ -1,11 +1,10 @@
-"""Other servers on the same machine, on a Llama of the linear model's shape; and a load tool that is not ours.
+"""Other servers on the same machine, on a Llama of the linear model's shape.
 
 ENVIRONMENT, the interpreter's folder that `serve.py --python` names, holds what is measured: the program `llama-server` and the
-package `gguf`; `transformers serve` with what it needs; `guidellm`. What is missing is named, and its rows are left out.
+package `gguf`; `transformers serve` with what it needs. What is missing is named, and its rows are left out.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from toolkit.served_models import vocabulary
 from toolkit.servers import HOST, NotStarted, Server, serving
 from toolkit.talks import cached_by_usage, talk, talk_from_states
 
-LLAMA, GUIDELLM = "llama.cpp", "guidellm"
+LLAMA = "llama.cpp"
 TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, continuous batching"
 LLAMA_TYPES = {"float32": "float32", "int8": "int8"}  # as `decode_workers.py` names them
 GGUF_WORKER = Path(__file__).parent / "decode_workers.py"
@@ -152,50 +151,6 @@ def own_talks(options, folder: Path, weights: str) -> dict[str, Any]:
         by_prompt = talk(server, options.turns, options.turn_tokens, cached_by_usage)
     with tarnn_server(options, folder, weights) as server:
         return {"prompt": by_prompt, "response": talk_from_states(server, options.turns, options.turn_tokens)}
-
-
-# --- the load tool
-
-
-def guidellm(options, folder: Path, weights: str) -> dict[str, Any]:
-    """What guidellm says of the most streams, and the processor time that it and the server took."""
-    program, out = environment(options) / GUIDELLM, folder.parent / "guidellm"
-    if not program.exists():
-        raise Missing(f"there is no {GUIDELLM} beside the interpreter")
-    out.mkdir(exist_ok=True)
-    streams = options.streams[-1]
-    with tarnn_server(options, folder, weights) as server:
-        command = [str(program), "run", "--disable-console"]
-        command += [
-            "--backend",
-            f"kind=openai_http,target=http://{HOST}:{server.port},model={server.model},request_format=/v1/completions",
-        ]
-        command += ["--profile", f"kind=concurrent,streams={streams}"]
-        command += ["--constraint", f"kind=max_requests,count={streams * options.waves}"]
-        command += ["--tokenizer", f"kind=hf_auto,model={folder}"]
-        command += ["--data", f"kind=synthetic_text,prompt_tokens={SHORT},output_tokens={options.tokens}"]
-        command += ["--output", f"kind=json,path={out / 'report.json'}"]
-        before = server.cpu_seconds()
-        one_process = {
-            **os.environ,
-            "GUIDELLM__MAX_WORKER_PROCESSES": "1",
-        }  # ten, by default, would take the processors
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=out, env=one_process)
-        cpu = server.cpu_seconds() - before
-    if done.returncode or not (out / "report.json").exists():
-        raise Missing(f"guidellm failed: {(done.stderr.strip().splitlines() or ['no words'])[-1][:200]}")
-    return {**figures_of(json.loads((out / "report.json").read_text())), "server_cpu": cpu}
-
-
-def figures_of(report: dict[str, Any]) -> dict[str, Any]:
-    metrics = report["benchmarks"][0]["metrics"]
-    mean = lambda name: metrics[name]["successful"]["mean"]  # noqa: E731
-    return {
-        "speed": mean("output_tokens_per_second"),
-        "p50": metrics["inter_token_latency_ms"]["successful"]["percentiles"]["p50"],
-        "p99": metrics["inter_token_latency_ms"]["successful"]["percentiles"]["p99"],
-        "first": metrics["time_to_first_token_ms"]["successful"]["percentiles"]["p50"],
-    }
 
 
 def or_why_not(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

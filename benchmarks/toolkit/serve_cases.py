@@ -3,7 +3,6 @@
 import random
 import statistics
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,47 +110,6 @@ def firsts(server: Server, bodies: list[dict]) -> dict[str, Any]:
     ms = [first_ms(x) for x in answers]
     cached = [(x["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0) for x in answers]
     return {"median": statistics.median(ms), "most": max(ms), "number": len(ms), "cached": min(cached)}
-
-
-class Watched:
-    """Resident bytes of a server, every half second, while a block runs."""
-
-    def __init__(self, server: Server, seconds: float = 0.5):
-        self.server, self.seconds, self.bytes = server, seconds, []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            self.bytes.append(self.server.resident_bytes())
-            self._over.wait(self.seconds)
-
-    def __enter__(self) -> "Watched":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
-def many_tokens(options, folder: Path, weights: str) -> dict[str, Any]:
-    """Resident bytes while a million tokens are written: a tenth of the way, and at the end. The store is full before."""
-    streams = options.streams[-1]
-    each = options.many_tokens // streams // 4  # four answers of each client
-    with tarnn_server(options, folder, weights, "--state-memory", "64MiB") as server, Watched(server) as watched:
-        bodies = [completion(server, ids, each) for ids in prompts(4 * streams, SHORT, options.vocab, seed=8)]
-        load = apply_load(server, {"streams": {"streams": streams, "bodies": bodies}}, seconds=600)
-        check_whole(load.groups["streams"], len(bodies), each)
-    resident = watched.bytes
-    return {
-        "tokens": sum(map(written, load.groups["streams"])),
-        "seconds": load.seconds,
-        "early": resident[len(resident) // 10],
-        "end": resident[-1],
-        "most": max(resident),
-        "all": resident[:: max(1, len(resident) // 100)],
-    }
 
 
 def overload(options, folder: Path, weights: str) -> dict[str, Any]:

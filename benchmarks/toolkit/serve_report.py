@@ -5,7 +5,7 @@ from typing import Any
 
 from scripts.common.others import MOST
 from scripts.common.plots import BLUE, GREY, ORANGE, RED, SKY, label, line, panels
-from scripts.common.tables import MIB, bullets, page, source
+from scripts.common.tables import bullets, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from toolkit.serve_baselines import BATCHING, LLAMA, TRANSFORMERS
 from toolkit.serve_tables import (
@@ -36,7 +36,7 @@ def targets(options, found: Found) -> list[Target]:
     beside = lambda kind: {x: middle(e[kind]) / middle(e["bare step"]) for x, e in engine.items()}  # noqa: E731
     over_http = {x: s[most]["speed"] / middle(engine[x]["bare step"]) for x, s in speeds.items() if x in engine}
     prefix, resumed = measured(found, "prefix", last), measured(found, "resume", last)
-    parked, million = measured(found, "parked", last), measured(found, "million", last)
+    parked = measured(found, "parked", last)
     overload = measured(found, "overload", last)
     first = {x: prefix[x]["median"] for x in prefix if x.startswith(("state", "sent"))}
     parked_ratio = {"": parked["resident"] / (parked["number"] * parked["state"])} if parked else {}
@@ -77,12 +77,6 @@ def targets(options, found: Found) -> list[Target]:
         ),
         at_most(resume_goal, "from disk", 10, {"median": middle(resumed["disk"]["first"])} if resumed else {}, " ms"),
         at_most(f"{options.parked:,} parked conversations against their states' bytes", last, 1.1, parked_ratio),
-        at_most(
-            f"memory after {options.many_tokens:,} tokens against a tenth of the way",
-            last,
-            1.02,
-            {"": million["end"] / million["early"]} if million else {},
-        ),
         at_most(
             f"p99 until the answer 429 at {options.overload} times the capacity",
             last,
@@ -141,8 +135,7 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         f"## Over HTTP: answers of {options.tokens} tokens, one event each",
         speed_table(options, found),
         "Processor time is that of the server, and of the clients, as a share of one core. llama.cpp has as many slots as there "
-        f"are streams; answers of `transformers serve` have {max(8, options.tokens // 8)} tokens. "
-        "guidellm's clients are its own; its p50 and p99 are of each answer's mean gap, not of single gaps.",
+        f"are streams; answers of `transformers serve` have {max(8, options.tokens // 8)} tokens.",
         f"## The same conversation of {options.turns} turns",
         talk_table(options, found),
         "States as prompts: `/v1/responses` with `previous_response_id`. Read again: tokens of prompts that were read before. "
@@ -159,22 +152,13 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
 
 
 def figure(options, facts: dict[str, Any], found: Found) -> Any:
-    """Tokens a second and p99 between tokens by streams; memory over a million tokens."""
-    drawing, (speed, gap, memory) = panels(
-        3, f"{options.layers} layers, {options.hidden} wide, {options.threads} threads"
-    )
+    """Tokens a second and p99 between tokens, by streams."""
+    drawing, (speed, gap) = panels(2, f"{options.layers} layers, {options.hidden} wide, {options.threads} threads")
     rows = speed_rows(options, found)
     for name, style in (COLORS | THEIRS).items():
         points = [(int(n), x) for server, weights, n, x in rows if f"{server} {weights}" == name and n.isdigit()]
         line(speed, [(n, x["speed"]) for n, x in points], style, name)
         line(gap, [(n, x["p99"]) for n, x in points], style, name)
-    for weights, style in ((options.weights[-1], COLORS["tarnn int8"]),):
-        if x := measured(found, "million", weights):
-            steps = len(x["all"])
-            points = [(i * x["tokens"] / steps, size / MIB) for i, size in enumerate(x["all"])]
-            line(memory, points, style, f"tarnn {weights}", marker="")
-            memory.set_ylim(0, 1.2 * max(x["all"]) / MIB)
     label(speed, "streams", "tokens a second, all streams", ticks=options.streams, legend="")
     label(gap, "streams", "p99 between tokens, ms", ticks=options.streams)
-    label(memory, "tokens written", "MiB resident", scales="linear linear")
     return drawing

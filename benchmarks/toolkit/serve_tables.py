@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from scripts.common.tables import MIB, markdown
-from toolkit.serve_baselines import BATCHING, GUIDELLM, LLAMA, TRANSFORMERS
+from toolkit.serve_baselines import BATCHING, LLAMA, TRANSFORMERS
 
 Found = dict[str, dict[str, Any]]
 
@@ -47,8 +47,6 @@ def speed_rows(options, found: Found) -> list[tuple[str, str, str, dict[str, Any
     for name, case in (("tarnn", "speeds"), (LLAMA, LLAMA), (TRANSFORMERS, TRANSFORMERS), (BATCHING, BATCHING)):
         for weights, result in by_weights(options, found, case).items():
             rows += [(name, weights, n, x) for n, x in result.items() if isinstance(x, dict) and "speed" in x]
-    for weights, result in by_weights(options, found, GUIDELLM).items():
-        rows.append((f"tarnn, {GUIDELLM}", weights, str(options.streams[-1]), result))
     return rows
 
 
@@ -166,12 +164,6 @@ def pressure_table(options, found: Found) -> str:
                     number(x["quiet_p99"], 2),
                     said,
                 ]
-            )
-        if x := measured(found, "million", weights):
-            early, end, most = (f"{x[name] / MIB:,.0f}" for name in ("early", "end", "most"))
-            said = f"resident {early} MiB a tenth of the way, {end} at the end, {most} at most"
-            rows.append(
-                [f"{x['tokens']:,} tokens written", weights, number(x["tokens"] / x["seconds"]), None, None, None, said]
             )
     header = [
         f"{options.streams[-1]} streams",

@@ -7,7 +7,6 @@ from torch import nn
 
 import tarnn.conversion  # noqa: F401  its attention is known to transformers then
 from tarnn.analysis.attention_maps import attention_maps
-from tarnn.attention import LinearAttention, TorchMultihead
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnModel
 
 SMALL = {
@@ -111,14 +110,6 @@ def test_converted_models(family):
         weights = found.weights()
         torch.testing.assert_close(weights.sum(-1)[real], torch.ones(int(real.sum())), rtol=1e-4, atol=1e-4)
         assert bool((weights.triu(1) > 0).any()) == (family == "BERT")
-
-
-def test_a_layer_of_ours_in_a_model_of_torch():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-    layer.self_attn = TorchMultihead(LinearAttention(16, 4, causal=False))
-    [found] = attention_maps(layer.eval(), src=torch.randn(1, 5, 16))
-    assert (found.name, found.shape) == ("self_attn.layer", (1, 4, 5, 5))
 
 
 def test_what_has_no_maps_is_refused():

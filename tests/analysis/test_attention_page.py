@@ -110,14 +110,6 @@ def test_the_mouse_chooses_too(opened, maps):
     assert texts == TOKENS
 
 
-def test_fields_choose_and_an_address_is_kept(opened, maps):
-    for name, value in (("layer", 1), ("head", 2), ("token", 4)):
-        opened.run(f"const x = $('{name}'); x.value = '{value}'; x.dispatchEvent(new Event('change'));")
-    check(opened, maps, 1, 2, 4)
-    opened.run("location.reload()")
-    check(opened, maps, 1, 2, 4)
-
-
 def test_what_is_drawn_is_the_matrix(opened, maps):
     """A darker cell for a larger weight: the canvas is read back."""
     opened.press("down")

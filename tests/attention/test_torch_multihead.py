@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention, TorchMultihead
-from tarnn.feature_maps import Elu
 
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(7)
 PADDING = torch.arange(7) >= torch.tensor([[7], [4], [6]])  # True = left out, as torch has it
@@ -82,14 +81,6 @@ def test_refusals(causal, arguments, options, message):
         TorchMultihead(LinearAttention(16, 4, causal=causal))(*arguments, **options)
 
 
-def test_the_layer_has_the_default_map_of_the_op():
-    layer = LinearAttention(hidden_size=8, num_heads=2, causal=True)
-    assert isinstance(layer.feature_map, Elu)
-    assert layer.feature_map is not LinearAttention(8, 2, causal=True).feature_map
-    named = LinearAttention(8, 2, causal=True, feature_map="favor", num_kv_heads=1)
-    assert named.feature_map.omega.shape == (256, 4)
-
-
 def test_dropout_is_that_of_the_output_in_training_only():
     for kind in (LinearAttention, SoftmaxAttention, NoAttention):
         torch.manual_seed(0)
@@ -121,10 +112,3 @@ def test_a_map_of_ones_own_that_is_found_signed_is_warned_of():
     refused.positive = False
     with pytest.raises(ValueError, match=r"Plain may give negative weights.*normalize=False"):
         LinearAttention(8, 2, causal=True, feature_map=refused)
-
-
-def test_a_mask_of_bools_leaves_out_where_it_is_true():
-    layer, inputs = LinearAttention(16, 4, causal=False), torch.randn(3, 7, 16)
-    y, weights = TorchMultihead(layer)(inputs, inputs, inputs, key_padding_mask=PADDING)
-    assert torch.equal(y, layer(inputs, key_mask=~PADDING))
-    assert weights is None

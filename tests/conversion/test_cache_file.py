@@ -62,12 +62,6 @@ def test_a_cache_of_an_older_format_says_to_make_it_again(prompt, tmp_path):
         load_cache(tmp_path / "c", model)
 
 
-def test_a_cache_that_has_seen_nothing(prompt, tmp_path):
-    model = made()
-    save_cache(tmp_path / "c", model, constant_cache(model))
-    assert load_cache(tmp_path / "c", model).get_seq_length() == 0
-
-
 def test_another_model_is_refused(prompt, tmp_path):
     model = made()
     save_cache(tmp_path / "c", model, read(model, prompt))

@@ -1,7 +1,6 @@
 """Conversion: what the report says is what the op does, and what is saved is what was measured."""
 
 import json
-import sys
 import warnings
 
 import pytest
@@ -143,15 +142,6 @@ def test_features_end_where_their_calibration_did(texts):
         torch.testing.assert_close(torch.cat(parts, 1), found, rtol=0, atol=1e-4)
 
 
-def test_features_reach_as_far_as_a_quarter_of_the_texts(texts):
-    rows = [*texts[:3, :20], *texts]  # three of 20 tokens and five of 40; two of those measure
-    assert convert(even(), rows, **CLUSTERS).length == 40
-    rows = [texts[0], *[x[:20] for x in texts], *[x[:20] for x in texts]]
-    report = convert(even(), rows, mode="features", **CLUSTERS)
-    assert report.length == 20
-    assert "calibrated on texts of 20 tokens" in report.page()
-
-
 OUT_OF_RANGE = {
     "window": [-1, 0, 2.5, True],
     "sinks": [-1],
@@ -160,11 +150,6 @@ OUT_OF_RANGE = {
     "exact_layers": [-1],
     "mode": ["some"],
 }
-DOES_NOT_FIT = [
-    ({"feature_map": "nosuch"}, "nosuch"),
-    ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
-    ({"feature_map": {"name": "clusters", "num_features": 10**6}}, "as many queries"),
-]
 
 
 @pytest.mark.parametrize("option", OUT_OF_RANGE)
@@ -174,13 +159,6 @@ def test_options_are_checked_before_any_row_is_run(texts, monkeypatch, option):
     for value in OUT_OF_RANGE[option]:
         with pytest.raises(ValueError, match=option):
             convert(model, texts, **{**SMALL, option: value})
-
-
-@pytest.mark.parametrize(("options", "word"), DOES_NOT_FIT)
-def test_options_that_do_not_fit_are_refused_after_one_row(texts, monkeypatch, options, word):
-    monkeypatch.setattr(sys.modules["tarnn.conversion.calibration"].LayerStatistics, "add_spread", None)
-    with pytest.raises(ValueError, match=word):
-        convert(peaky("Llama"), texts, **{**SMALL, **options})
 
 
 def test_what_is_loaded_is_what_was_converted(texts, tmp_path):

@@ -164,12 +164,3 @@ def test_what_it_does_not_take_it_names():
     model.model.layers[1].self_attn.scaling = 1.0
     assert reason(model) == "model.layers.1.self_attn (LlamaAttention) has another scale than 1/√d"
     assert reason(converted("Gemma")).endswith("not for GemmaForCausalLM")
-
-
-def test_a_cache_of_another_model_stays_refused(tokens):
-    model, other = (converted(**KINDS["clusters"]) for _ in range(2))
-    cache, ids = constant_cache(model), torch.randint(3, 99, (1, 9))
-    model.generate(ids, **{CACHE: cache}, max_new_tokens=2)
-    with fused_forward(other), pytest.raises(ValueError, match="begun by another model"):
-        other.generate(torch.cat([ids, ids], 1), **{CACHE: cache}, max_new_tokens=2)
-    assert not tokens

@@ -56,12 +56,6 @@ def test_each_head_does_what_its_mode_says(qkv):
             torch.testing.assert_close(o[:, two], expected)
 
 
-def test_features_without_weight_are_the_window_alone(qkv):
-    layer, window = (layer_attention({"mode": x}, Heads(4, 2, 8), None, None) for x in ("features", "window"))
-    layer.set_bias(-torch.inf)
-    torch.testing.assert_close(layer(*qkv, **NEAR)[0], window(*qkv, **NEAR)[0])
-
-
 def test_maps_estimate_the_models_own_products(qkv):
     """A model that scales its products unlike 1/√d (Granite, Gemma) gets features of these products."""
     layer = layer_attention({}, Heads(4, 2, 8), None, None)
@@ -121,14 +115,6 @@ def test_it_is_loaded_as_it_was_saved(model, given, tmp_path):
     assert torch.equal(logits(softmax, given), logits(model, given))
     rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {x.dtype for n, x in rounded.named_parameters() if ".tarnn." in n} == {torch.float32}
-
-
-def test_learned_maps_stay_when_other_options_change(model):
-    learned = tarnn.feature_maps.Hedgehog(8, num_heads=2)
-    torch.nn.init.normal_(learned.weight)
-    set_options(model, feature_map=learned)
-    set_options(model, window=7, mode=["window", "features"])
-    assert torch.equal(attention_layers(model)[0].tarnn.feature_map.weight, learned.weight[1:])
 
 
 def test_cross_attention_of_equal_lengths_is_left_alone():

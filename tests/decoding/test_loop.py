@@ -56,20 +56,6 @@ def test_reading_in_pieces_is_reading_at_once(model):
     torch.testing.assert_close(logits[0], model(ids).logits[:, -1], rtol=1e-4, atol=1e-4)
 
 
-def buffers(state):
-    return [x.data_ptr() for layer in state.layers for x in layer.tensors().values()]
-
-
-def test_nothing_grows_from_token_to_token(model):
-    loop = loop_for(model)
-    loop.read(PROMPT)
-    before, size = buffers(loop.state), loop.state.nbytes
-    made(loop, greedy(), 30)
-    assert buffers(loop.state) == before
-    assert loop.state.nbytes == size
-    assert loop.state.position.tolist() == [PROMPT.shape[1] + 30]
-
-
 def test_leaving_the_loop_keeps_state_and_logits_in_step(model):
     loop, whole = loop_for(model), loop_for(model)
     loop.read(PROMPT)

@@ -59,22 +59,6 @@ def test_a_cache_in_bfloat16_comes_back_as_one(make_model, tmp_path):
     assert torch.equal(*map(torch.stack, tokens))
 
 
-def test_a_cache_is_saved_as_far_as_it_is_filled(make_model, tmp_path):
-    model = make_model("softmax")
-    loop = TokenLoop(model, model.new_state(1, capacity=10_000))
-    loop.read(PROMPT)
-    size = save_state(tmp_path / "a.state", model, loop.state, loop.logits, [])
-    assert size < 20_000 < loop.state.nbytes
-
-
-def test_the_file_says_what_it_is(saved):
-    model, path = saved
-    _, metadata = contents(path)
-    assert metadata["format"] == "tarnn.state"
-    assert metadata["tokens_seen"] == str(PROMPT.shape[1])
-    assert metadata["fingerprint"] == fingerprint(model)
-
-
 def test_the_fingerprint_tells_models_apart(make_model):
     a = make_model()
     assert fingerprint(a) == fingerprint(make_model())

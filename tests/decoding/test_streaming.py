@@ -110,11 +110,6 @@ def test_text_that_cannot_become_a_stop_string_is_given_at_once():
     assert stop.push("two") == "\ntwo"
 
 
-def test_an_empty_stop_string_is_refused():
-    with pytest.raises(ValueError, match="at least one character"):
-        StopStrings(["x", ""])
-
-
 def text_of(stream, tokens, **options):
     for token in tokens:
         stream.push(token, ends={0})
@@ -142,7 +137,3 @@ def test_a_text_that_goes_on_is_cut_between_characters_and_loses_none(text, cut)
     tail = text_of(TextStream(decode_bytes, context=first.recent), data[cut:])
     assert head + tail == data.decode()
     assert "\ufffd" not in head or "\ufffd" in text
-
-
-def test_half_a_character_comes_out_when_nothing_follows():
-    assert text_of(TextStream(decode_bytes), "é".encode()[:1]) == "\ufffd"

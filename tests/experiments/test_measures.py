@@ -2,11 +2,8 @@
 
 import random
 import struct
-from types import SimpleNamespace
 
-import copy_task
 import detector
-import image_speed
 import long_classification
 import numpy as np
 import proteins
@@ -18,7 +15,6 @@ from measures.choosing_page import DEFAULT, best_rate, leaders
 from measures.choosing_tasks import IGNORED as NOT_ASKED, SYMBOLS, pairs
 from measures.families import families
 from measures.intervals import Errors
-from measures.pronunciations import phones_of, read_pronunciations
 from measures.protein_models import IGNORED, TOKENS, task
 from measures.residues import agreement, attention_to_residues, closest, read_matrix
 from measures.softmax_error import softmax_error
@@ -61,25 +57,11 @@ def test_the_trained_model_tells_its_story(data):
     assert text.strip().startswith("Once upon a time, there was a little girl named Lily.")
 
 
-def test_what_is_to_be_copied():
-    ids, labels = copy_task.draw(torch.Generator().manual_seed(0), 5, 7)
-    assert torch.equal(ids[:, 1:8], ids[:, 9:])
-    assert (ids[:, [0, 8]] == copy_task.SEPARATOR).all()
-    assert (labels[:, :9] == -100).all()
-    assert torch.equal(labels[:, 9:], ids[:, 9:])
-
-
 @torch.no_grad()
 def test_softmax_with_its_matrix_is_softmax():
     layer, x = time_memory.MatrixAttention(12, 3, causal=True).double(), torch.randn(2, 7, 12, dtype=torch.float64)
     q, k, v = (layer.heads(f(x), 3) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
     torch.testing.assert_close(layer(x), layer.merge(softmax_attention(q, k, v, causal=True), v.dtype))
-
-
-def test_a_parabola_is_summed_over_every_position():
-    cost = lambda p: 1 + 0.2 * p + 0.03 * p * p  # noqa: E731
-    positions = [0, 196, 392, 588, 783]
-    assert image_speed.summed(positions, [cost(p) for p in positions], 784) == pytest.approx(sum(map(cost, range(784))))
 
 
 def value_of(tokens):
@@ -143,17 +125,6 @@ def test_a_matrix_of_residues(data, tmp_path):
         read_matrix(path)
 
 
-def test_words_and_their_phones(tmp_path):
-    (tmp_path / "d.dic").write_text("A  AH\nA(2)  EY\nNO  N OW\n")
-    words = read_pronunciations(tmp_path / "d.dic")
-    assert phones_of("no a", words, "x") == ["N", "OW", "AH"]
-    with pytest.raises(UserError, match=r"u7: the transcript has 'YES', which is not in the dictionary"):
-        phones_of("yes", words, "u7")
-    (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
-    with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
-        read_pronunciations(tmp_path / "d.dic")
-
-
 def test_intervals_of_error_rates():
     draw = np.random.default_rng(0)
     edits, symbols = draw.integers(0, 5, (1, 400)), np.full(400, 10)
@@ -176,12 +147,6 @@ def test_methods_are_compared_on_the_same_utterances_and_over_their_seeds():
     points = worse.above(better)
     assert points.low < points.mean < points.high  # seeds differ
     assert points.mean == pytest.approx(worse.rate().mean - better.rate().mean)
-
-
-def test_rates_of_the_copy_task():
-    drop, cosine = (SimpleNamespace(schedule=x, drop_at=30, updates=40) for x in ("drop", "cosine"))
-    assert [copy_task.rate(u, drop) for u in (0, 29, 30)] == [1e-3, 1e-3, 1e-4]
-    assert [copy_task.rate(u, cosine) for u in (0, 20, 40)] == pytest.approx([1e-3, 5e-4, 0])
 
 
 def test_a_family_is_what_shares_words_also_over_several_links():

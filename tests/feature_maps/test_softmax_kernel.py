@@ -194,20 +194,6 @@ def test_less_variance_where_it_is_claimed():
     assert all_three < 0.7 * both
 
 
-def test_shifting_all_keys_changes_nothing_where_they_are_centred():
-    """Softmax does not see a shift of all keys, the plain estimate does, the centred one does not."""
-    q, k, v = normal(2, 4, 9, 6), normal(2, 2, 9, 6, seed=2), normal(2, 2, 9, 3, seed=3)
-    shifted = k + 3 * normal(6, seed=4)
-    exact = [softmax_definition.softmax(q, x, v, causal=False) for x in (k, shifted)]
-    assert torch.allclose(*exact)
-    plain = PositiveRandomFeatures(6, 32, seed=0).double()
-    centred = Reparametrized(plain, balance=False)
-    found = [linear_attention(q, x, v, centred.fitted(q, x), causal=False) for x in (k, shifted)]
-    assert torch.allclose(*found)
-    found = [linear_attention(q, x, v, plain, causal=False) for x in (k, shifted)]
-    assert not torch.allclose(*found, atol=0.1)
-
-
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("name", [n for n in UNBIASED if n != "trigonometric"])
 def test_no_norm_overflows(name, size):
@@ -222,14 +208,6 @@ def test_no_norm_overflows(name, size):
     assert (o.abs().amax(-1) > 0).float().mean() > (0.95 if size <= 10 else 0.2)
     tolerance = 2e-5 * (1 + 0.2 * size**2)  # exponents of this size, in float32
     assert torch.allclose(o.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_gradients_are_finite_at_any_norm():
-    phi = PositiveRandomFeatures(8, 24, seed=0)
-    for size in (0.0, 1.0, 100.0):
-        q, k, v = ((size * normal(1, 2, 20, 8, seed=s)).float().requires_grad_() for s in (1, 2, 3))
-        linear_attention(q, k, v, phi, causal=True).square().sum().backward()
-        assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
 def test_in_autocast_the_exponents_stay_in_float32():

@@ -4,9 +4,8 @@ import pytest
 import torch
 from support.model_kinds import KINDS, UNFUSED, build
 from support.models import fixtures_of
-from transformers import DynamicCache, StaticCache
+from transformers import StaticCache
 
-from tarnn.models import LinearStateLayer
 from tarnn.ops import State
 
 kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
@@ -62,13 +61,6 @@ def test_rows_can_be_reordered_repeated_and_picked(model, ids):
         n = len(index)
         logits = model(token.expand(n, 1), cache=cache, attention_mask=one_more[index]).logits
         torch.testing.assert_close(logits, plain[index], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_an_empty_cache_can_be_reordered_too(make_model):
-    cache = DynamicCache(config=make_model("all three").config)
-    cache.reorder_cache(torch.tensor([0]))
-    cache.batch_repeat_interleave(2)
-    assert all(layer.state is None for layer in cache.layers)
 
 
 @torch.no_grad()
@@ -143,13 +135,6 @@ def test_only_the_last_tokens_of_a_long_text_are_remembered(make_model, ids):
     cache.crop(-60)
     expected = model(x[:, :141]).logits[:, -1]
     torch.testing.assert_close(logits_after(model, cache, x[:, 140:141]), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_keys_and_values_are_not_for_these_layers():
-    layer, x = LinearStateLayer(), torch.zeros(1, 1, 1, 1)
-    for call in (layer.update, layer.lazy_initialization):
-        with pytest.raises(TypeError, match="LinearStateLayer holds a state, not keys and values"):
-            call(x, x)
 
 
 @pytest.mark.compile

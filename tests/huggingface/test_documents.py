@@ -4,9 +4,6 @@ import pytest
 import torch
 from transformers import DataCollatorWithFlattening
 
-from tarnn.huggingface import documents
-from tarnn.models import TarnnForSequenceClassification
-
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 COLLATORS = {
     "positions": {},
@@ -118,17 +115,3 @@ def test_packing_compiles(make_model, ids, kind):
         torch.testing.assert_close(out.logits, expected.logits, **CLOSE)
         torch.testing.assert_close(out.loss, expected.loss)
         out.loss.backward()
-
-
-def test_documents_are_looked_for_once(monkeypatch, make_model, ids):
-    """Looking reads position_ids, for which a GPU must be waited for; a head passes on to the backbone what it found."""
-    counts, bounds = [], documents._bounds
-    monkeypatch.setattr(documents, "_bounds", lambda *args, **options: counts.append(1) or bounds(*args, **options))
-    x, whole, packed = ids(1, 6), torch.arange(6)[None], torch.tensor([[0, 1, 2, 0, 1, 2]])
-    language = make_model("linear")
-    classifier = TarnnForSequenceClassification(language.config)
-    for positions in (whole, packed):
-        counts.clear()
-        language(x, position_ids=positions, labels=x, use_cache=False)
-        classifier(x, position_ids=positions)
-        assert len(counts) == 2

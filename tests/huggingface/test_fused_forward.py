@@ -297,38 +297,6 @@ def test_a_compiled_model_is_one_graph(make_model, ids):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_threads_that_were_started_within_have_their_own(make_model, ids):
-    """asyncio hands what is set for a context on to its threads; a step and its state are for one of them."""
-    model = make_model("default").float()
-    prompts = [ids(2, 5) for _ in range(4)]
-    expected = [generated(model, x, None) for x in prompts]
-
-    async def all_at_once():
-        return await asyncio.gather(*(asyncio.to_thread(model.generate, x, **LONG) for x in prompts))
-
-    with fused_forward(model):
-        found = asyncio.run(all_at_once())
-    assert all(map(torch.equal, found, expected))
-
-
-@torch.no_grad()
-def test_what_has_ended_is_over_in_whatever_order(make_model, ids, steps):
-    model, x = make_model("default").float(), ids(1, 9)
-
-    def reading(cache):
-        with fused_forward(model):
-            for i in range(5, 9):
-                yield model(x[:, i : i + 1], cache=cache).logits
-
-    one, other = (reading(model(x[:, :5], use_cache=True).cache) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=False))
-    one.close()
-    other.close()
-    steps.clear()
-    model(x[:, :1], cache=model(x, use_cache=True).cache)
-    assert not steps
-
-
 @torch.no_grad()
 def test_states_that_were_there_before_stay_as_they_were(model, ids):
     """A state is a value: put back, it is where it was. (Keys and values are appended in place, as by `forward`.)"""

@@ -147,22 +147,6 @@ def test_chunked_prefill(model, ids, padded):
     assert torch.equal(chunked, expected)
 
 
-def test_prompt_as_embeddings(make_model, ids):
-    model, x = make_model("hybrid"), ids(2, 5)
-    y = generate(model, None, inputs_embeds=model.model.embed_tokens(x))
-    assert torch.equal(y, generate(model, x)[:, 5:])
-
-
-def test_stops_at_the_models_end_token(make_model, ids):
-    model, x = make_model(), ids(1, 5)
-    third = generate(model, x)[0, 7].item()
-    model.generation_config.eos_token_id = third
-    y = model.generate(x, do_sample=False, max_new_tokens=6)
-    assert y[0, -1] == third
-    assert y.shape[1] <= 8
-    assert isinstance(model.generation_config, GenerationConfig)
-
-
 def test_pipeline(make_model):
     words = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(34))]
     tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))

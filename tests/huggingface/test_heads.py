@@ -127,16 +127,6 @@ def test_a_sequence_is_its_mean_or_its_last_token(ids):
 
 
 @torch.no_grad()
-def test_who_sees_whom(ids):
-    """The last token changes what is said of the first where both sides are seen, and only there."""
-    x = ids(1, 9)
-    other = x.index_fill(1, torch.tensor([8]), 1)
-    for kind, sees in (("linear", True), ("softmax", True), ("causal", False)):
-        model = build("token", kind)
-        assert torch.equal(model(x).logits[:, 0], model(other).logits[:, 0]) != sees
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("head", HEADS)
 def test_saved_and_loaded_by_the_auto_class(head, ids, tmp_path):
     model, x = build(head), ids(2, 6)
@@ -146,19 +136,6 @@ def test_saved_and_loaded_by_the_auto_class(head, ids, tmp_path):
     torch.testing.assert_close(loaded(x).logits, model(x).logits, rtol=0, atol=0)
     body = TarnnModel.from_pretrained(tmp_path)
     torch.testing.assert_close(body(x).last_hidden_state, model.model(x).last_hidden_state, rtol=0, atol=0)
-
-
-@torch.no_grad()
-def test_a_language_model_becomes_a_classifier(ids, tmp_path):
-    """The body's weights are taken over; it stays causal, as its config says."""
-    torch.manual_seed(0)
-    language = TarnnForCausalLM(TarnnConfig(**SIZES)).double()
-    language.save_pretrained(tmp_path)
-    model = TarnnForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    x = ids(2, 6)
-    assert model(x).logits.shape == (2, 3)
-    hidden = language.model(x).last_hidden_state
-    torch.testing.assert_close(model.model(x).last_hidden_state, hidden, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # which peft asks for
@@ -191,15 +168,6 @@ class TestFrames:
     def model(head="ctc", **options):
         return build(head, **{"input_size": 3, "subsampling": 2, **options})
 
-    @torch.no_grad()
-    @pytest.mark.parametrize("head", ["ctc", "sequence"])
-    def test_padding_is_cutting(self, head):
-        model, frames = self.model(head), torch.randn(2, 11, 3).double()
-        mask = torch.arange(11) < torch.tensor([[11], [5]])
-        padded = model(input_features=frames, attention_mask=mask.long()).logits
-        alone = model(input_features=frames[1:, :5]).logits[0]
-        torch.testing.assert_close(padded[1] if head == "sequence" else padded[1, :3], alone, **CLOSE)
-
     def test_the_loss_knows_the_lengths(self):
         model, frames = self.model(), torch.randn(2, 11, 3).double()
         mask = torch.arange(11) < torch.tensor([[11], [5]])
@@ -208,23 +176,6 @@ class TestFrames:
         logs = out.logits.float().log_softmax(-1).transpose(0, 1)
         expected = ctc_loss(logs, torch.tensor([4, 4, 7, 9]), torch.tensor([6, 3]), torch.tensor([3, 1]), blank=0)
         torch.testing.assert_close(out.loss.float(), expected)
-
-    @torch.no_grad()
-    def test_a_stream_is_the_whole(self):
-        """A causal model reads frames in pieces, from a state whose size stays."""
-        model, frames = self.model(causal=True), torch.randn(2, 13, 3).double()
-        whole = model(input_features=frames).logits.float()
-        state, sizes, pieces = model.new_state(2), [], []
-        for piece in frames.split([4, 2, 6, 1], dim=1):
-            logits, state = model.prefill(piece, state)
-            pieces.append(logits)
-            sizes.append(state.nbytes)
-        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-5, atol=1e-6)
-        assert len(set(sizes)) == 1
-
-    def test_the_number_of_weights_is_known(self):
-        model = self.model()
-        assert model.config.num_parameters_estimate() + 37 == model.num_parameters()  # the output's bias
 
     @torch.no_grad()
     def test_saved_and_loaded(self, tmp_path):

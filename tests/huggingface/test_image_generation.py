@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from tarnn.models import TarnnConfig, TarnnForImageGeneration, TarnnImageConfig
+from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 from tarnn.models.images import START
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the fast interface returns float32 parameters
@@ -122,23 +122,6 @@ def test_places_and_classes_matter():
     assert all((every[0] != other).any(-1).all() for other in every[1:])
 
 
-@torch.no_grad()
-def test_states_are_values(model):
-    """Reordered and forked rows go on like the images that they came from; the given state stays as it was."""
-    pixels, labels = draw(model)
-    ids = torch.cat([torch.full((3, 1), START), pixels.flatten(1)[:, :-1].long()], dim=1)
-    expected = model(pixels, labels).parameters.float()
-    _, state = model.prefill(ids[:, :4], model.new_state(3, class_labels=labels))
-    index = torch.tensor([2, 0, 2, 1])
-    forked = state.select(index).to("cpu")
-    assert type(forked) is type(state)
-    for i in (4, 5):
-        parameters, forked = model.step(ids[index, i], forked)
-        torch.testing.assert_close(parameters, expected[index, i], **CLOSE)
-    parameters, _ = model.step(ids[:, 4], state)
-    torch.testing.assert_close(parameters, expected[:, 4], **CLOSE)
-
-
 def test_gradients_reach_everything_and_training_helps(model):
     model = model.float().train()
     pixels, labels = draw(model)
@@ -200,11 +183,6 @@ def test_the_step_compiles():
 def test_configs_that_make_no_sense(choices, message):
     with pytest.raises(ValueError, match=message):
         TarnnImageConfig(**choices)
-
-
-def test_a_language_model_has_no_grid():
-    with pytest.raises(ValueError, match=r"position must be one of rotary, .*, none; got 'grid'"):
-        TarnnConfig(position="grid")
 
 
 @pytest.mark.parametrize(

@@ -79,18 +79,6 @@ def test_generate_with_a_cache_is_without(model, source, options):
 
 
 @torch.no_grad()
-def test_a_source_is_read_once(source):
-    """generate runs the encoder once, and projects its keys once per layer."""
-    model = build("linear")
-    seen = []
-    model.encoder.layers[0].register_forward_hook(lambda *_: seen.append("encoder"))
-    for block in model.decoder.layers:
-        block.cross_attention.k_proj.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
-    model.generate(source[0], max_new_tokens=5, do_sample=False)
-    assert [x for x in seen if x] == ["encoder", 9, 9]
-
-
-@torch.no_grad()
 def test_saved_loaded_and_counted(model, source, ids, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)

@@ -10,13 +10,11 @@ import pytest
 import torch
 from support.families import FAMILIES, model_of
 from support.linear_families import DELTA, HEADS, linear_model
-from support.rwkv_models import VOCABULARY, rwkv_model
 from support.step_models import text_model
 from transformers import OlmoHybridConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
 import tarnn
 from tarnn.conversion import set_options
-from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import as_called, cache_of
 from tarnn.huggingface.why_not_fused import why_not_fused
@@ -138,26 +136,3 @@ def test_the_same_text_for_two_hundred_prompts(name, tokens):
         assert_same(continued(model, ids, "float32"), continued(model, ids, None))
         some = ids if name in ASSISTED else ids[: COUNT // 10]  # they are read one by one
         assert_same(assisted(model, some, "float32"), written(model, some, None, max_new_tokens=6))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_same_text_of_rwkv():
-    """Which has no `generate` of transformers, nor assistants: its own step against the fused one."""
-    model, (ids, mask) = rwkv_model().float().eval(), prompts()
-    fused, ids = FusedStep(model), ids % VOCABULARY
-
-    def texts(step, prefill, mask=None, pieces=(LENGTH,), sampled=False):
-        state, generator, new, logits = model.new_state(COUNT), torch.Generator().manual_seed(0), [], []
-        for start, piece in zip((0, *pieces), ids.split(pieces, 1)):
-            out, state = prefill(piece, state, None if mask is None else mask[:, start : start + piece.shape[1]])
-        for _ in range(NEW):
-            logits.append(out)
-            token = torch.multinomial(out.softmax(-1), 1, generator=generator)[:, 0] if sampled else out.argmax(-1)
-            new.append(token)
-            out, state = step(token, state)
-        return torch.stack(new, 1), torch.stack(logits, 1)
-
-    for options in ({}, {"sampled": True}, {"mask": mask}, {"pieces": (4, 5)}):
-        expected = texts(model.step, model.prefill, **options)
-        assert_same(texts(fused, fused.prefill, **options), expected, sampled="sampled" in options)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from support.linear_families import FAMILIES, forward, linear_model, nightly_but, whole
-from transformers import AutoModelForCausalLM, Cache, DynamicCache
+from transformers import Cache, DynamicCache
 
 import tarnn
 
@@ -122,18 +122,6 @@ def test_sampled_text_comes_from_the_models_own_distributions(name, rejected):
     assert max(rejected) > 2
 
 
-def test_one_patched_model_is_assisted_and_others_are_not():
-    model, other = linear_model("Qwen3-Next"), linear_model("Qwen3-Next")
-    ids = next(iter(prompts(1)))
-    with tarnn.patch_transformers(model):
-        alone = model.generate(ids, **GREEDY)
-        assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY), alone)
-        with pytest.raises(ValueError, match="not supported with stateful models"):
-            other.generate(ids, prompt_lookup_num_tokens=5, **GREEDY)
-    with pytest.raises(ValueError, match="not supported with stateful models"):
-        model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY)
-
-
 @pytest.mark.parametrize("alone", [False, True])
 def test_elsewhere_than_on_a_cpu_transformers_refuses_as_before(alone):
     model = linear_model("Qwen3-Next")
@@ -147,13 +135,6 @@ def test_elsewhere_than_on_a_cpu_transformers_refuses_as_before(alone):
 def test_families_that_keep_their_states_elsewhere_are_refused(name):
     with tarnn.patch_transformers(), pytest.raises((ValueError, RuntimeError), match=WITHOUT[name]):
         linear_model(name).generate(IDS[:1, :9], prompt_lookup_num_tokens=5, **GREEDY)
-
-
-def test_an_assistant_with_another_vocabulary_is_refused():
-    model, config = linear_model("Qwen3-Next"), FAMILIES["Qwen3-Next"]()
-    config.vocab_size = 50
-    with tarnn.patch_transformers(), pytest.raises(ValueError, match="different tokenizers"):
-        model.generate(IDS[:1, :9], assistant_model=AutoModelForCausalLM.from_config(config), **GREEDY)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
-from tarnn.feature_maps import Dpfp, Elu, Hedgehog, PositiveRandomFeatures, Reparametrized, names
+from tarnn.feature_maps import Dpfp, Elu, PositiveRandomFeatures, Reparametrized, names
 from tarnn.feature_maps.registry import MAPS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.models.build_layers import make_feature_map
@@ -30,14 +30,6 @@ def test_patterns_become_layers():
     assert layers[3].feature_map.nu == 3
     rotaries = [(layer.rotary.dim, layer.rotary.base) for layer in (layers[0], layers[1], layers[3])]
     assert rotaries == [(8, 77.0), (8, 77.0), (48, 77.0)]  # as wide as the features: 2·3·8 for dpfp
-
-
-def test_grouped_heads_share_a_learned_map():
-    layer = attentions(feature_map="hedgehog", num_key_value_heads=2, position="none", decay="channel")[0]
-    assert isinstance(layer.feature_map, Hedgehog)
-    assert layer.feature_map.weight.shape == (2, 8, 8)
-    assert layer.num_kv_heads == 2
-    assert layer.decay.up.out_features == 2 * 16  # heads · features
 
 
 SIGNED = ("identity", "trigonometric", "gaussian")

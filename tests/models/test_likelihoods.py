@@ -67,15 +67,6 @@ def test_gradients_are_finite_for_every_value(likelihood, spread):
     torch.autograd.gradcheck(lambda x: likelihood.log_prob(x, value), (small,))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("likelihood", BOTH, ids=lambda x: x.name)
-def test_sums_are_float32(likelihood, dtype):
-    theta = parameters(likelihood, 9, dtype=torch.float32).to(dtype)
-    found = likelihood.log_prob(theta, VALUES[:9])
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, likelihood.log_prob(theta.float(), VALUES[:9]), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("likelihood", BOTH, ids=lambda x: x.name)
 def test_what_is_drawn_follows_the_likelihood(likelihood, temperature):

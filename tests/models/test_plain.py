@@ -1,7 +1,5 @@
 """The models in plain torch: built from a frozen record and run, without transformers."""
 
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
@@ -13,25 +11,6 @@ from tarnn.models.config import ModelConfig
 from tarnn.models.images import ImageModel, ImageModelConfig
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-PLAIN = """
-import sys
-import torch
-import tarnn.models
-from tarnn.decoding import loop, pixels, samplers, state_file, streaming, weights
-from tarnn.models import backbone, block, build_layers, config, images, inputs, likelihoods, positions, size, state
-sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-model = backbone.TextModel(config.ModelConfig(**sizes, attention=["linear", "softmax"])).eval()
-logits, after = model.prefill(torch.tensor([[1, 2, 3]]), model.new_state(1, capacity=9))
-model.step(logits.argmax(-1), after)
-image = images.ImageModel(images.ImageModelConfig(**sizes, image_height=2, image_width=2)).eval()
-image.step(torch.tensor([images.START]), image.new_state(1))
-heavy = {"transformers", "huggingface_hub", "tokenizers", "accelerate", "datasets"} & {x.partition(".")[0] for x in sys.modules}
-assert not heavy, heavy
-"""
-
-
-def test_models_run_without_transformers():
-    subprocess.run([sys.executable, "-c", PLAIN], check=True)
 
 
 def test_a_record_keeps_what_it_was_made_from():

@@ -160,17 +160,6 @@ def test_prefill_steps_and_caches_are_the_whole(kind):
     assert torch.equal(words, model.generate(x, max_new_tokens=6, do_sample=False, use_cache=False))
 
 
-@torch.no_grad()
-def test_it_is_another_function_and_the_config_says_so(tmp_path):
-    model, x = build().float().eval(), ids(1, 9)
-    model.save_pretrained(tmp_path)
-    again = TarnnForCausalLM.from_pretrained(tmp_path)
-    assert again.config.reversible
-    assert torch.equal(again(x).logits, model(x).logits)
-    plain = TarnnForCausalLM.from_pretrained(tmp_path, reversible=False)
-    assert not torch.allclose(plain(x).logits, model(x).logits, atol=1e-3)
-
-
 def test_the_fused_step_refuses_it_by_name():
     model = build().float().eval()
     assert refusal(model) == "model.layers.0 (TarnnBlock) is reversible: it has two residual streams"

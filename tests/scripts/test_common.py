@@ -14,7 +14,7 @@ from scripts.common.options import ROOT, as_facts, parse
 from scripts.common.plots import label, line, panels
 from scripts.common.provenance import command
 from scripts.common.results import Unmeasured, earlier, run
-from scripts.common.tables import markdown, mean_and_error
+from scripts.common.tables import markdown
 
 FULL = {"steps": 9, "widths": [5, 6], "rate": float, "fast": False, "data": Path("there")}
 HERE = str(ROOT / "experiments" / "x.py")
@@ -85,13 +85,6 @@ def test_a_run_leaves_its_files_also_when_it_is_interrupted(parsed, tmp_path, pi
     assert earlier(tmp_path / "x.json", {"threads": 1}, ["threads"]) == data
     with pytest.raises(Unmeasured, match=r"x.json was measured with threads 1, this is 2: start anew"):
         earlier(tmp_path / "x.json", {"threads": 2}, ["threads"])
-
-
-def test_a_mean_stands_beside_its_standard_error():
-    assert mean_and_error([1.0, 3.0], ".1f") == "2.0 ± 1.0"
-    assert mean_and_error([0.5, 1.0, 1.5], "+.2f") == "+1.00 ± 0.29"
-    assert mean_and_error([2.0], "+.1f") == "+2.0"
-    assert mean_and_error([], ".1f") is None
 
 
 def test_nothing_is_measured_of_what_is_wrong(parsed, tmp_path, capsys):

@@ -5,9 +5,7 @@ import os
 import pytest
 
 from scripts.common import others
-from scripts.common.clock import Timing
 from scripts.common.others import MOST, Record, Watch, taken_quietly
-from scripts.common.tables import milliseconds, others as sentence
 
 
 @pytest.fixture
@@ -61,12 +59,3 @@ def test_what_others_disturbed_is_taken_again_and_the_best_is_kept(monkeypatch):
     shares[:] = [None]
     assert taken_quietly(measure) == (6, None)
     assert record.as_json() == {"median": MOST, "most": 0.2, "figures": 3, "above": 1}
-
-
-def test_a_page_says_and_marks_what_was_disturbed():
-    shown = [milliseconds(Timing(2.5, 2, 3, 5, 1, None, share)) for share in (None, MOST, MOST + 0.01)]
-    assert shown == ["2.5", "2.5", "2.5°"]
-    facts = {"other_processes": Record(3, [0.01, 0.02, 0.3]).as_json()}
-    assert "2.0% of the processors in the median, at most 30.0%" in sentence(facts)
-    assert "1 of 3 measurements stayed above (°)" in sentence(facts)
-    assert sentence({}) == sentence({"other_processes": Record(3, []).as_json()}) == ""

@@ -38,98 +38,72 @@ class OwnElu(Elu):
     """It may compute anything."""
 
 
-def own_forward(block):
-    block.forward = block.forward
+def directions(block):
+    return block.attention.feature_map.feature_map
 
 
-def own_method(block):
-    block.attention.step = block.attention.step
-
-
-def adapted(block):
-    block.mlp.down_proj = Adapter(48, 32)
-
-
-def other_dropout(block):
-    block.attention.dropout = nn.Tanh()
-
-
-def other_map(block):
-    block.attention.feature_map = OwnElu()
-
-
-def hook(block):
-    block.register_forward_pre_hook(lambda *_: None)
-
-
-def scaled_rotary(block):
-    block.attention.rotary = Scaled(8)
-
-
-def narrow_rotary(block):
-    block.attention.rotary = Rotary(4)
-
-
-def wide_product(block):
-    block.mlp.down_proj.weight = nn.Parameter(torch.zeros(32, 50))
-
-
-def other_eps(block):
-    block.mlp_norm.eps = 0.1
-
-
-def eps_of_each(block):
-    block.mlp_norm.eps = torch.full((32,), 1e-6)
-
-
-def other_eps_of_heads(block):
-    block.attention.q_norm.eps = 1e-3
-
-
-def other_norm(block):
-    block.attention_norm = nn.LayerNorm(32).eval()
-
-
-def no_gain(block):
-    block.attention_norm = nn.LayerNorm(32, elementwise_affine=False).eval()
-
-
-def few_directions(block):
-    phi = block.attention.feature_map.feature_map
-    phi.omega = phi.omega[..., :2]
-
-
-def part_in_training(block):
-    block.dropout.train()
-
-
-REFUSED = {
-    own_forward: "model.layers.1 (TarnnBlock) has a method of its own, forward",
-    own_method: "model.layers.1.attention (LinearAttention) has a method of its own, step",
-    adapted: "model.layers.1.mlp.down_proj (Adapter) does not describe itself",
-    other_dropout: "model.layers.1.attention.dropout (Tanh) does not describe itself",
-    other_map: "model.layers.1.attention.feature_map (OwnElu) does not describe itself",
-    hook: "model.layers.1 (TarnnBlock) has a hook",
-    scaled_rotary: "a part (Scaled) does not describe itself",
-    narrow_rotary: "a tensor is (2,), which does not fit the other weights",
-    wide_product: "model.layers.1.mlp.down_proj.weight is (32, 50), which does not fit the other weights",
-    other_eps: "its layers differ in their eps of norms",
-    eps_of_each: "its layers differ in their eps of norms",
-    other_eps_of_heads: "norms of queries, keys and outputs are RMSNorms with eps = 1e-06 there",
-    other_norm: "its layers differ in their kind of norms",
-    no_gain: "model.layers.1.attention_norm (LayerNorm) has no gain",
-    few_directions: "a tensor is (1, 12, 2), which does not fit the other weights",
-    part_in_training: "model.layers.1.dropout (Dropout) is in training mode",
+LAYER = "model.layers.1"
+REFUSED = {  # what is done to a layer, and how it is told
+    "forward": (lambda x: setattr(x, "forward", x.forward), f"{LAYER} (TarnnBlock) has a method of its own, forward"),
+    "step": (
+        lambda x: setattr(x.attention, "step", x.attention.step),
+        f"{LAYER}.attention (LinearAttention) has a method of its own, step",
+    ),
+    "adapter": (
+        lambda x: setattr(x.mlp, "down_proj", Adapter(48, 32)),
+        f"{LAYER}.mlp.down_proj (Adapter) does not describe itself",
+    ),
+    "dropout": (
+        lambda x: setattr(x.attention, "dropout", nn.Tanh()),
+        f"{LAYER}.attention.dropout (Tanh) does not describe itself",
+    ),
+    "map": (
+        lambda x: setattr(x.attention, "feature_map", OwnElu()),
+        f"{LAYER}.attention.feature_map (OwnElu) does not describe itself",
+    ),
+    "hook": (lambda x: x.register_forward_pre_hook(lambda *_: None), f"{LAYER} (TarnnBlock) has a hook"),
+    "scaled rotary": (lambda x: setattr(x.attention, "rotary", Scaled(8)), "a part (Scaled) does not describe itself"),
+    "narrow rotary": (
+        lambda x: setattr(x.attention, "rotary", Rotary(4)),
+        "a tensor is (2,), which does not fit the other weights",
+    ),
+    "wide product": (
+        lambda x: setattr(x.mlp.down_proj, "weight", nn.Parameter(torch.zeros(32, 50))),
+        f"{LAYER}.mlp.down_proj.weight is (32, 50), which does not fit the other weights",
+    ),
+    "eps": (lambda x: setattr(x.mlp_norm, "eps", 0.1), "its layers differ in their eps of norms"),
+    "eps of channels": (
+        lambda x: setattr(x.mlp_norm, "eps", torch.full((32,), 1e-6)),
+        "its layers differ in their eps of norms",
+    ),
+    "eps of heads": (
+        lambda x: setattr(x.attention.q_norm, "eps", 1e-3),
+        "norms of queries, keys and outputs are RMSNorms with eps = 1e-06 there",
+    ),
+    "norm": (
+        lambda x: setattr(x, "attention_norm", nn.LayerNorm(32).eval()),
+        "its layers differ in their kind of norms",
+    ),
+    "no gain": (
+        lambda x: setattr(x, "attention_norm", nn.LayerNorm(32, elementwise_affine=False).eval()),
+        f"{LAYER}.attention_norm (LayerNorm) has no gain",
+    ),
+    "few directions": (
+        lambda x: setattr(directions(x), "omega", directions(x).omega[..., :2]),
+        "a tensor is (1, 12, 2), which does not fit the other weights",
+    ),
+    "training": (lambda x: x.dropout.train(), f"{LAYER}.dropout (Dropout) is in training mode"),
 }
 
 
-@pytest.mark.parametrize("change", REFUSED, ids=lambda x: x.__name__)
-def test_what_a_plan_does_not_take_it_names(make_model, change):
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_plan_does_not_take_it_names(make_model, case):
+    change, sentence = REFUSED[case]
     model = make_model("random features").float()
     model.model.layers[1].config = model.config
     assert refusal(model) is None
     change(model.model.layers[1])
-    assert refusal(model) == REFUSED[change]
+    assert refusal(model) == sentence
     with pytest.raises(ValueError, match=r"there is no fused step for this model: .*Use model.step"):
         FusedStep(model)
 

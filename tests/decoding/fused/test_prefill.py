@@ -11,11 +11,8 @@ from support.step_models import MAPS, SERVED, SERVED_IMAGES, image_model, text_m
 from scripts.common.clock import with_threads
 from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
-from tarnn.decoding.loop import TokenLoop
-from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
-from tarnn.models.images import START
 from tarnn.ops import KVCache
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
@@ -226,23 +223,6 @@ def test_padding_holds_anything():
     assert torch.equal(out[1], expected[0])
     more, _ = step(torch.tensor([1, 2]), state)
     assert torch.equal(more[1], step(torch.tensor([2]), alone)[0][0])
-
-
-def test_the_loops_read_by_it():
-    """In int8 from the first token: what a loop reads is what its step gives."""
-    model = text_model()
-    step, ids = FusedStep(model, "int8"), torch.randint(0, 97, (1, 30))
-    loop = TokenLoop(model, model.new_state(1), step=step)
-    loop.read(ids, piece=7)
-    expected, state = one_by_one(step, ids[0], model.new_state(1))
-    assert torch.equal(loop.logits[0], expected[-1])
-    assert_same(loop.state, state)
-    images = image_model()
-    step, known = FusedStep(images, "int8"), torch.randint(0, 256, (1, 9))
-    pixels = PixelLoop(images, 1, known=known, step=step)
-    next(iter(pixels.draw(pixel_sampler(images.likelihood))))
-    expected, state = one_by_one(step, torch.cat([torch.tensor([START]), known[0]]), images.new_state(1))
-    assert_same(pixels.state, state)
 
 
 def assert_same(state, other):
