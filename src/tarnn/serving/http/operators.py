@@ -19,7 +19,7 @@ from tarnn._version import __version__
 from tarnn.serving.engine import Stats
 from tarnn.serving.http.errors import ApiError, unavailable
 from tarnn.serving.http.openapi import TEXT, Operation
-from tarnn.serving.http.response_schemas import HealthStatus, Readiness, TarnnVersion
+from tarnn.serving.http.response_schemas import HealthStatus, TarnnVersion
 from tarnn.serving.state_info import StoreStats
 
 TROUBLE = "states can't be written to the disk."  # the reason is for the log: anybody may ask here
@@ -143,7 +143,7 @@ async def version(_: Request) -> Response:
 
 routes = [
     Operation("GET", "/health", health, HealthStatus),
-    Operation("GET", "/ready", ready, Readiness),
+    Operation("GET", "/ready", ready, HealthStatus),
     Operation("GET", "/version", version, TarnnVersion),
     Operation("GET", "/metrics", metrics, other_answers=(TEXT,)),
 ]

@@ -11,6 +11,12 @@ class AnswerSchema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Deleted(AnswerSchema):
+    id: str
+    object: Literal["response", "state"]
+    deleted: Literal[True] = True
+
+
 class ErrorObject(AnswerSchema):
     """message: a sentence. param: the wrong parameter. code: a word for programs."""
 
@@ -155,31 +161,14 @@ class OutputMessage(AnswerSchema):
     content: list[OutputText]
 
 
-class InputTokensDetails(CachedTokens):
-    cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(AnswerSchema):
-    reasoning_tokens: int = 0
-
-
 class ResponseUsage(AnswerSchema):
     """input_tokens: all that the answer depends on, those of earlier responses too; cached: not read again."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    output_tokens_details: dict[Literal["reasoning_tokens"], int] = {"reasoning_tokens": 0}
     total_tokens: int
-
-
-class IncompleteDetails(AnswerSchema):
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
-
-
-class ResponseFailure(AnswerSchema):
-    code: Literal["server_error"] = "server_error"
-    message: str
 
 
 class ResponseObject(AnswerSchema):
@@ -193,8 +182,8 @@ class ResponseObject(AnswerSchema):
     created_at: int
     completed_at: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    incomplete_details: IncompleteDetails | None = None
-    error: ResponseFailure | None = None
+    incomplete_details: dict[Literal["reason"], Literal["max_output_tokens"]] | None = None
+    error: dict[Literal["code", "message"], str] | None = None
     model: str
     previous_response_id: str | None
     instructions: str | None
@@ -221,12 +210,6 @@ class ResponseObject(AnswerSchema):
     reasoning: None = None
     background: Literal[False] = False
     service_tier: Literal["default"] = "default"
-
-
-class DeletedResponse(AnswerSchema):
-    id: str
-    object: Literal["response"] = "response"
-    deleted: Literal[True] = True
 
 
 class ResponseEvent(BaseModel):
@@ -270,12 +253,6 @@ class StateList(AnswerSchema):
     object: Literal["list"] = "list"
     data: list[StateObject]
     has_more: bool
-
-
-class DeletedState(AnswerSchema):
-    id: str
-    object: Literal["state"] = "state"
-    deleted: Literal[True] = True
 
 
 class StateProgress(AnswerSchema):
@@ -322,12 +299,9 @@ class DecodedText(AnswerSchema):
 
 
 class HealthStatus(AnswerSchema):
-    status: str
+    """trouble: a failure while requests are taken: states that can't be written to the disk."""
 
-
-class Readiness(HealthStatus):
-    """trouble: what doesn't work while requests are taken: states that can't be written to the disk."""
-
+    status: Literal["ok", "ready"]
     trouble: str | None = None
 
 

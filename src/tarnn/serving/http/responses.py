@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from tarnn.serving.http import response_schemas as schemas
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chat_template import continued, opened
 from tarnn.serving.http.errors import ApiError, bad
@@ -24,7 +23,14 @@ from tarnn.serving.http.prompts import Ids, prompt_ids, vocabulary
 from tarnn.serving.http.reader import Reader, attended
 from tarnn.serving.http.request_schemas import ResponseRequest
 from tarnn.serving.http.response_events import ResponseEvents
-from tarnn.serving.http.response_schemas import ResponseObject
+from tarnn.serving.http.response_schemas import (
+    Deleted,
+    OutputMessage,
+    OutputText,
+    ResponseEvent,
+    ResponseObject,
+    ResponseUsage,
+)
 from tarnn.serving.http.sse import PING, EventStream
 from tarnn.serving.http.store_errors import find, in_store, store_of
 from tarnn.serving.http.to_engine import (
@@ -71,7 +77,7 @@ async def delete_response(request: HttpRequest) -> Response:
     """Forget a response."""
     engine, info = await find_response(request)
     await in_store(engine.store.delete, tenant(request), info.id)
-    return JSONResponse(schemas.DeletedResponse(id=info.id).model_dump())
+    return JSONResponse(Deleted(id=info.id, object="response").model_dump())
 
 
 async def find_response(request: HttpRequest) -> tuple[Any, Any]:
@@ -235,7 +241,7 @@ class ResponseWork:
         response, complete = response.model_copy(), self.end.finish == "stop"
         status: Literal["completed", "incomplete"] = "completed" if complete else "incomplete"
         response.status, response.completed_at, response.output = status, int(time.time()), [self._message(status)]
-        response.incomplete_details = None if complete else schemas.IncompleteDetails()
+        response.incomplete_details = None if complete else {"reason": "max_output_tokens"}
         response.usage = usage_of(usage)
         if self.stored:
             hold, parent = self.engine.store.hold, self.prompt.parent
@@ -245,25 +251,25 @@ class ResponseWork:
 
     def _failed(self, response: ResponseObject, error: ApiError) -> ResponseObject:
         output = [self._message("incomplete")]
-        failure = schemas.ResponseFailure(message=error.message)
+        failure = {"code": "server_error", "message": error.message}
         return response.model_copy(update={"status": "failed", "error": failure, "output": output, "store": False})
 
-    def _message(self, status: Literal["completed", "incomplete"]) -> schemas.OutputMessage:
-        text = schemas.OutputText(text="".join(self.texts), logprobs=self.logprobs)
-        return schemas.OutputMessage(id=self.message_id, status=status, content=[text])
+    def _message(self, status: Literal["completed", "incomplete"]) -> OutputMessage:
+        text = OutputText(text="".join(self.texts), logprobs=self.logprobs)
+        return OutputMessage(id=self.message_id, status=status, content=[text])
 
 
-def usage_of(usage: Usage) -> schemas.ResponseUsage:
-    return schemas.ResponseUsage(
+def usage_of(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=schemas.InputTokensDetails(cached_tokens=usage.cached_tokens),
+        input_tokens_details={"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         output_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
 
 
 routes = [
-    Operation("POST", "/v1/responses", respond, ResponseObject, body=ResponseRequest, events=schemas.ResponseEvent),
+    Operation("POST", "/v1/responses", respond, ResponseObject, body=ResponseRequest, events=ResponseEvent),
     Operation("GET", "/v1/responses/{id}", get_response, ResponseObject),
-    Operation("DELETE", "/v1/responses/{id}", delete_response, schemas.DeletedResponse),
+    Operation("DELETE", "/v1/responses/{id}", delete_response, Deleted),
 ]

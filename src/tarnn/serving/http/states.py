@@ -1,7 +1,7 @@
 """/v1/states: texts that were read once, to begin from any number of times."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from tarnn.serving.http.body import parse, parse_query, read_bytes, read_request
 from tarnn.serving.http.chat_template import check_template, opened
-from tarnn.serving.http.chunked_prefill import Progress, chunked_prefill
+from tarnn.serving.http.chunked_prefill import chunked_prefill
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.http.openapi import BYTES, JSON, TEXT, Operation
 from tarnn.serving.http.prompts import Ids, ids_of, prompt_ids
@@ -23,17 +23,11 @@ from tarnn.serving.http.request_schemas import (
     StateRequest,
     UploadQuery,
 )
-from tarnn.serving.http.response_schemas import (
-    CachedTokens,
-    DeletedState,
-    StateList,
-    StateObject,
-    StateProgress,
-    TokenUsage,
-)
+from tarnn.serving.http.response_schemas import Deleted, StateList, StateObject, StateProgress
 from tarnn.serving.http.sse import DONE, EventStream
 from tarnn.serving.http.store_errors import find, held_state, in_store, store_of
-from tarnn.serving.http.to_engine import engine_of, refuse_when_full, tenant
+from tarnn.serving.http.to_engine import engine_of, refuse_when_full, tenant, usage_of
+from tarnn.serving.request import Usage
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.state_info import StateInfo
 
@@ -63,12 +57,11 @@ async def read(request: HttpRequest, body: StateRequest) -> Response:
     ids, boundaries = await ids_to_read(request, engine, body, goes_on=begin is not None)
     if not len(ids):
         raise bad("There is nothing to read behind this state; POST /v1/states/ID/fork copies one.", "text")
-    past = 0 if begin is None else len(begin.tokens)
-    work = StateWork(request, engine, body, ids, begin, tuple(past + place for place in boundaries))
+    making = state_making(request, engine, body, ids, begin, boundaries)
     if body.stream:
-        return EventStream(work.frames())
-    state = await attended(request.receive, work.whole())
-    return JSONResponse(state.model_dump())
+        return EventStream(frames(making))
+    last = await attended(request.receive, last_of(making))
+    return JSONResponse(last.model_dump()["state"])
 
 
 async def ids_to_read(
@@ -89,51 +82,35 @@ async def ids_to_read(
     return await prompt_ids(model, ids, "tokens", most=most), ()
 
 
-class StateWork:
-    """The making of one state: it is read, held and described."""
+async def state_making(
+    request: HttpRequest, engine: Any, body: StateRequest, ids: Ids, begin: Snapshot | None, boundaries: Sequence[int]
+) -> AsyncGenerator[StateProgress]:
+    """Read the tokens and hold their state. Progress is reported after each piece, and at the end with the state."""
+    past = 0 if begin is None else len(begin.tokens)
+    places = tuple(past + place for place in boundaries)
+    async for piece in chunked_prefill(request, engine, ids, begin, places):
+        read = piece
+        yield StateProgress(tokens_read=read.tokens_read, tokens=len(ids))
+    store, parent = engine.store, None
+    if body.state is not None:
+        parent = (await in_store(store.info, tenant(request), body.state, param="state")).id
+    info = await in_store(store.hold, tenant(request), read.snapshot, name=body.name, parent=parent)
+    usage = usage_of(Usage(len(read.snapshot.tokens), read.cached, 0))
+    state = described(engine, info, usage)
+    yield StateProgress(tokens_read=len(ids), tokens=len(ids), state=state)
 
-    def __init__(
-        self,
-        request: HttpRequest,
-        engine: Any,
-        body: StateRequest,
-        ids: Ids,
-        begin: Snapshot | None,
-        boundaries: tuple[int, ...],
-    ):
-        self.request, self.engine, self.body, self.ids = request, engine, body, ids
-        self.begin, self.boundaries = begin, boundaries
 
-    async def whole(self) -> StateObject:
-        async for progress in self._pieces():
-            last = progress
-        return await self._held(last)
+async def last_of(making: AsyncGenerator[StateProgress]) -> StateProgress:
+    async for progress in making:
+        last = progress
+    return last
 
-    async def frames(self) -> AsyncGenerator[bytes]:
-        """Write server-sent events: one after each piece, and one with the state."""
-        async for progress in self._pieces():
-            last = progress
-            yield self._frame(progress)
-        yield self._frame(last, await self._held(last))
-        yield DONE
 
-    def _pieces(self) -> AsyncIterator[Progress]:
-        return chunked_prefill(self.request, self.engine, self.ids, self.begin, self.boundaries)
-
-    def _frame(self, progress: Progress, state: StateObject | None = None) -> bytes:
-        event = StateProgress(tokens_read=progress.tokens_read, tokens=len(self.ids), state=state)
-        return b"data: " + event.model_dump_json().encode() + b"\n\n"
-
-    async def _held(self, read: Progress) -> StateObject:
-        store, parent = self.engine.store, None
-        if self.body.state is not None:
-            parent = (await in_store(store.info, tenant(self.request), self.body.state, param="state")).id
-        hold = store.hold
-        info = await in_store(hold, tenant(self.request), read.snapshot, name=self.body.name, parent=parent)
-        tokens = len(read.snapshot.tokens)
-        cached = CachedTokens(cached_tokens=read.cached)
-        usage = TokenUsage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens, prompt_tokens_details=cached)
-        return described(self.engine, info, usage)
+async def frames(making: AsyncGenerator[StateProgress]) -> AsyncGenerator[bytes]:
+    """Write server-sent events."""
+    async for progress in making:
+        yield b"data: " + progress.model_dump_json().encode() + b"\n\n"
+    yield DONE
 
 
 async def add(request: HttpRequest, query: UploadQuery) -> Response:
@@ -194,10 +171,10 @@ async def delete_state(request: HttpRequest) -> Response:
     """Forget a state."""
     engine, info = await find(request, request.path_params["id"])
     await in_store(engine.store.delete, tenant(request), info.id)
-    return JSONResponse(DeletedState(id=info.id).model_dump())
+    return JSONResponse(Deleted(id=info.id, object="state").model_dump())
 
 
-def described(engine: Any, info: StateInfo, usage: TokenUsage | None = None) -> StateObject:
+def described(engine: Any, info: StateInfo, usage: Any = None) -> StateObject:
     return StateObject(
         id=info.id,
         model=engine.model.name,
@@ -231,7 +208,7 @@ routes = [
     ),
     Operation("GET", "/v1/states", list_states, StateList, query=ListQuery),
     Operation("GET", "/v1/states/{id}", get_state, StateObject),
-    Operation("DELETE", "/v1/states/{id}", delete_state, DeletedState),
+    Operation("DELETE", "/v1/states/{id}", delete_state, Deleted),
     Operation("POST", "/v1/states/{id}/fork", fork_state, StateObject, body=ForkRequest, optional=True),
     Operation("GET", "/v1/states/{id}/file", download_state, other_answers=(BYTES,)),
     Operation("PUT", "/v1/states/{id}/file", upload_state, StateObject, query=ModelQuery, other_bodies=(BYTES,)),

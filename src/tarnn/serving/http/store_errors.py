@@ -12,6 +12,13 @@ from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.state_info import NameTaken, StateInfo, StoreFull, StoreTrouble, UnfitState, UnknownState
 
 Result = TypeVar("Result")
+REFUSALS: dict[type[Exception], tuple[int, str]] = {
+    UnknownState: (404, "state_not_found"),
+    NameTaken: (409, "name_taken"),
+    StoreFull: (507, "store_full"),
+    StoreTrouble: (507, "store_trouble"),
+    UnfitState: (400, "unfit_state"),
+}
 
 
 def store_of(engine: Any, param: str | None = None) -> Any:
@@ -35,16 +42,10 @@ async def in_store(call: Callable[..., Result], *arguments: Any, param: str | No
     """
     try:
         return await asyncio.to_thread(call, *arguments, **options)
-    except UnknownState as error:
-        raise ApiError(404, sentence(error), param=param, code="state_not_found") from None
-    except NameTaken as error:
-        raise ApiError(409, sentence(error), param=param or "name", code="name_taken") from None
-    except StoreFull as error:
-        raise ApiError(507, sentence(error), param=param, code="store_full") from None
-    except StoreTrouble as error:
-        raise ApiError(507, sentence(error), param=param, code="store_trouble") from None
-    except UnfitState as error:
-        raise bad(sentence(error), param, "unfit_state") from None
+    except tuple(REFUSALS) as error:
+        status, code = next(refusal for kind, refusal in REFUSALS.items() if isinstance(error, kind))
+        param = param or ("name" if status == 409 else None)
+        raise ApiError(status, sentence(error), param=param, code=code) from None
 
 
 def sentence(error: Exception) -> str:
