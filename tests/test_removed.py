@@ -38,6 +38,9 @@ def test_a_command_says_what_replaces_it(name, capsys):
 def test_options_are_found_with_their_values():
     assert message_of_command(["serve", "folder", "--port=3"]) == ""
     assert message_of_command([]) == ""
+    for line in (["--task", "seq2seq"], ["--task=seq2seq"]):
+        assert "examples/pairs.py" in message_of_command(["train", "pairs.tsv", *line])
+    assert message_of_command(["train", "seq2seq", "--task", "text"]) == ""
 
 
 def test_sentences_are_short_and_the_docs_have_them():

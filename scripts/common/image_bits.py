@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.data.examples import Batches
+from tarnn.data.examples import Batches, ImageRows
 from tarnn.models.images import START, ImageModel, ImageState
 from tarnn.tasks.images import Images
-from tarnn.tasks.images.batches import ImageRows
-from tarnn.tasks.images.sources import check_fit
+from tarnn.tasks.images.readers import check_fit
 
 VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
 

@@ -18,9 +18,7 @@ A_RUN = "--steps 40 --hidden-size 16 --layers 1 --heads 2 --batch-size 8 --seed 
 TASKS = {
     "masked-lm": (["--context", "24"], "one <|mask|> three"),
     "classification": (["--max-length", "9"], "two two"),
-    "token-classification": (["--tokenizer", "bpe:260"], "one two"),
     "ctc": ([], "1.wav"),
-    "seq2seq": (["--cross-attention", "softmax"], "10"),
     "image": (["--class-conditional", "--sample-images", "2"], None),
 }
 
@@ -51,17 +49,13 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
 
 def sources(folder: Path) -> dict[str, Path]:
     """By task: a file that both revisions find at one place, since a run is resumed with the words that it began with."""
-    names = {"masked-lm": "words.txt", "classification": "labelled.tsv", "token-classification": "words.jsonl"}
-    names |= {"ctc": "sounds.tsv", "seq2seq": "pairs.tsv", "image": "images.npz"}
+    names = {"masked-lm": "words.txt", "classification": "labelled.tsv"}
+    names |= {"ctc": "sounds.tsv", "image": "images.npz"}
     if not (folder / "images.npz").exists():
         draw = random.Random(0)
         texts = [" ".join(draw.choice(["one", "two", "three"]) for _ in range(4)) for _ in range(60)]
         (folder / "words.txt").write_text(" ".join(texts))
         (folder / "labelled.tsv").write_text("".join(f"{x.split()[0]}\t{x}\n" for x in texts))
-        rows = ([x.split(), [word[0].upper() for word in x.split()]] for x in texts)
-        lines = (f'{{"tokens": {words}, "labels": {labels}}}\n'.replace("'", '"') for words, labels in rows)
-        (folder / "words.jsonl").write_text("".join(lines))
-        (folder / "pairs.tsv").write_text("".join(f"{i:02b}\t{f'{i:02b}'[::-1]}\n" for i in range(60)))
         (folder / "sounds.tsv").write_text("".join(f"{i}.wav\t{'A' if i % 2 else 'b'}\n" for i in range(24)))
         for i in range(24):
             sound(folder / f"{i}.wav", 1500 if i % 2 else 300, 1600 + 200 * (i % 3))

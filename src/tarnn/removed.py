@@ -5,7 +5,7 @@
 
 import sys
 
-# written as a user writes it: a module or a name in one, `tarnn COMMAND`, `tarnn COMMAND --option`, `function(argument=)`
+# written as a user writes it: a module or a name in one, `tarnn COMMAND`, `tarnn COMMAND --option [value]`, `function(argument=)`
 REMOVED = {
     "POST /v1/images/generations": "Draw images by `tarnn generate`, with a model of images.",
     "tarnn.attention.before_token": "Compute RWKV-6 by `tarnn.patch_fla()`.",
@@ -16,6 +16,15 @@ REMOVED = {
     "tarnn train --sequence-parallel": "Train a model of layers within `tarnn.parallel.sequence`: docs/parallel.md.",
     "tarnn serve --workers": "Start N servers behind a proxy, each with its own `--state-dir`; docs/serving.md has the example.",
     "tarnn.training.products": "Use `tarnn.matmul.fast_matmul`.",
+    "tarnn train --task seq2seq": "Train with `examples/pairs.py`; the model is as before.",
+    "tarnn train --task token-classification": "Train with `examples/words.py`; the model is as before.",
+    "tarnn train --target-field": "Read your pairs in `examples/pairs.py`.",
+    "tarnn train --encoder-layers": "Give `encoder_layers` to the config in `examples/pairs.py`.",
+    "tarnn train --cross-attention": "Give `cross_attention` to the config in `examples/pairs.py`.",
+    "tarnn train --tokens-field": "Read your words in `examples/words.py`.",
+    "tarnn train --labels-field": "Read your words in `examples/words.py`.",
+    "tarnn eval --target-field": "Measure pairs in `examples/pairs.py`.",
+    "tarnn.tasks.pairs": "Train with `examples/pairs.py`.",
 }
 
 
@@ -25,12 +34,15 @@ def message(name: str) -> str:
 
 
 def message_of_command(arguments: list[str]) -> str:
-    """Return the sentence of the first removed command or option of a command line, or ""."""
+    """Return the sentence of the first removed command, option or value of one in a command line, or ""."""
     if not arguments:
         return ""
     command = f"tarnn {arguments[0]}"
-    options = (f"{command} {word.split('=')[0]}" for word in arguments[1:] if word.startswith("--"))
-    return next((message(name) for name in (command, *options) if name in REMOVED), "")
+    words = [part for word in arguments[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    options = [(i, word) for i, word in enumerate(words) if word.startswith("--")]
+    with_values = (f"{command} {word} {words[i + 1]}" for i, word in options if i + 1 < len(words))
+    names = (command, *(f"{command} {word}" for _, word in options), *with_values)
+    return next((message(name) for name in names if name in REMOVED), "")
 
 
 class _Removed:

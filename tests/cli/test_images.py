@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from tarnn.cli.images import HIDDEN
 from tarnn.tasks.images import read_images
-from tarnn.tasks.images.grid import GAP, LABEL
+from tarnn.tasks.images.drawing import GAP, LABEL
 from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [

@@ -92,7 +92,7 @@ def test_control_c(command, capsys):
         (
             ["train", "x", "--out", "y", "--task", "speech"],
             "Invalid value for '--task': 'speech' is not one of 'text', 'image', 'classification', "
-            "'token-classification', 'seq2seq', 'ctc', 'masked-lm'. See `tarnn train --help`.",
+            "'ctc', 'masked-lm'. See `tarnn train --help`.",
         ),
     ],
 )

@@ -19,7 +19,7 @@ TINY = [
     "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",
     "--eval-every", "20", "--save-every", "20",
 ]  # fmt: skip
-TASKS = ("masked-lm", "classification", "ctc", "seq2seq")
+TASKS = ("masked-lm", "classification", "ctc")
 
 
 @pytest.fixture
@@ -43,9 +43,7 @@ def sources(tmp_path):
     labelled = tmp_path / "labelled.tsv.gz"
     lines = [f"{'up' if i % 2 else 'down'}\tmore\t{'AB' * (3 + i % 4) if i % 2 else 'ab' * 5}" for i in range(60)]
     labelled.write_bytes(gzip.compress("\n".join(lines).encode()))
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("".join(f"{x}\t{x[::-1]}\n" for x in (f"{i:02b}" for i in range(60))))
-    return {"masked-lm": text, "classification": labelled, "ctc": sounds(tmp_path), "seq2seq": pairs}
+    return {"masked-lm": text, "classification": labelled, "ctc": sounds(tmp_path)}
 
 
 def sounds(folder):
@@ -91,9 +89,8 @@ def test_it_learns_and_goes_on_as_if_never_stopped(task, tarnn, sources, tmp_pat
     assert log_of(parts) == log_of(whole)
 
 
-@pytest.mark.parametrize("task", ["masked-lm", "seq2seq"])
-def test_all_targets_of_a_step_weigh_the_same_however_its_batches_are_cut(task, tarnn, sources, tmp_path):
-    lines = {}
+def test_all_targets_of_a_step_weigh_the_same_however_its_batches_are_cut(tarnn, sources, tmp_path):
+    lines, task = {}, "masked-lm"
     for batch, accumulate in ((8, 1), (2, 4)):
         out, cut = tmp_path / f"{batch}", ["--batch-size", batch, "--accumulate", accumulate]
         code, _, err = tarnn("train", sources[task], "--out", out, *options(task), *cut, "--steps", 10)
@@ -174,16 +171,6 @@ def test_sounds_become_letters(tarnn, sources, tmp_path):
         assert re.search(message, err.splitlines()[-1])
 
 
-def test_targets_of_sources(tarnn, sources, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    monkeypatch.setattr("tarnn.tasks.pairs.task.LONGEST", 8)  # this model may not know where to end
-    tarnn("train", sources["seq2seq"], "--out", run, *options("seq2seq"), "--steps", 20, "--cross-attention", "softmax")
-    code, out, _ = tarnn("predict", run, "101", "--json")
-    row = json.loads(out)
-    assert (code, set(row)) == (0, {"input", "output", "ended"})
-    assert json.loads((run / "config.json").read_text())["cross_attention"] == "softmax"
-
-
 def test_masking_is_what_it_says():
     masking = Masking(0.3, mask_id=50, num_ids=51, special=frozenset({49, 50}), seed=0)
     ids = np.random.default_rng(0).integers(0, 49, 20_000)
@@ -252,11 +239,8 @@ def test_pairs_of_json_lines(tmp_path):
             list(read_pairs([str(path)], "a", "b"))
 
 
-@pytest.mark.parametrize(
-    ("task", "options"),
-    [("classification", "--label-field, --text-field"), ("seq2seq", "--text-field, --target-field")],
-)
-def test_other_columns_are_named_with_the_options_that_take_them(tarnn, tmp_path, task, options):
+def test_other_columns_are_named_with_the_options_that_take_them(tarnn, tmp_path):
+    task, options = "classification", "--label-field, --text-field"
     path = tmp_path / "rows.csv"
     path.write_text("topic,sentence\n" + "a,x\nb,y\n" * 20)
     code, _, err = tarnn("train", path, "--task", task, "--out", tmp_path / "run", *TINY, "--steps", 1)
@@ -282,15 +266,6 @@ def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
     assert "a.jsonl, line 1 has only 'body' where the text was expected, in the field 'text'" in err
     assert "--text-field" in err
     assert tarnn("predict", run, tmp_path / "a.jsonl", "--text-field", "body")[0] == 0
-
-
-def test_predict_reads_the_words_that_train_reads(tarnn, tmp_path):
-    rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
-    rows.write_text('{"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}\n' * 30)
-    options = ("--task", "token-classification", "--steps", 1, "--hidden-size", 16, "--layers", 1, "--heads", 1)
-    tarnn("train", rows, "--out", run, *options)
-    code, out, err = tarnn("predict", run, rows, "--json")
-    assert (code, json.loads(out.splitlines()[0])["input"]) == (0, "Ada wrote"), err
 
 
 @pytest.mark.parametrize("text", ["nosuchfile.txt", "folder/file", "my notes.jsonl", "x.wav"])

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tarnn.checkpoint_keys import MODEL_TYPES
 from tarnn.cli.converted import is_converted
 from tarnn.cli.generate import Weights, pick_device
 from tarnn.cli.next_command import next_command
@@ -36,7 +37,6 @@ def eval(
     batch_size: Annotated[int | None, Option(min=1, help="Examples at once (default: as suits the model).")] = None,
     text_field: Annotated[str | None, Option(help="The field of the text in .jsonl (default: as in training).")] = None,
     label_field: Annotated[str | None, Option(help="The field of the label (default: as in training).")] = None,
-    target_field: Annotated[str | None, Option(help="The field of the target (default: as in training).")] = None,
     weights: Annotated[
         Weights | None, Option(help="Of a text: measure the fused step that `generate --weights` takes.")
     ] = None,
@@ -46,12 +46,11 @@ def eval(
     """Measure a trained model on data that it has not seen: its run's own held-out data, or yours.
 
     A text: bits per byte, and perplexity per token. Labelled texts: accuracy and a table of which label was taken for
-    which. Recordings: errors per letter and per word. Images: bits per dimension. Pairs and masked text: bits per token,
-    accuracy.
+    which. Recordings: errors per letter and per word. Images: bits per dimension. Masked text: bits per token, accuracy.
     """
     where = pick_device("cpu" if weights else device)
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
-    options = {"context": context, "text_field": text_field, "label_field": label_field, "target_field": target_field}
+    options = {"context": context, "text_field": text_field, "label_field": label_field}
     facts = measure(checkpoint, data or [], where, options, batch_size, report, weights)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else as_text(facts))
 
@@ -72,7 +71,8 @@ def measure(
     from tarnn.training.evaluation import evaluate
 
     file = checkpoint / "config.json"
-    ours = not file.is_file() or read_json(file).get("model_type") in [task.model_type for task in TASKS.values()]
+    types = {*MODEL_TYPES, *(task.model_type for task in TASKS.values())}
+    ours = not file.is_file() or read_json(file).get("model_type") in types
     model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
     if weights:
@@ -131,7 +131,7 @@ def open_other(
 
     if not sources:
         raise UserError(f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`.")
-    if wrong := [name for name in ("label_field", "target_field") if options[name] is not None]:
+    if wrong := [name for name in ("label_field",) if options[name] is not None]:
         raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
     documents = [*read_documents(sources, text_field=options["text_field"] or "text", log=report)]
     model = open_pretrained(checkpoint, report=report).to(device)

@@ -17,9 +17,8 @@ from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.images import Images, read_images
-from tarnn.tasks.images.drawing import choose_labels, draw
-from tarnn.tasks.images.grid import LEAST_SIDE, image_grid, write_png
-from tarnn.tasks.images.sources import check_fit
+from tarnn.tasks.images.drawing import LEAST_SIDE, choose_labels, draw, image_grid, write_png
+from tarnn.tasks.images.readers import check_fit
 
 HIDDEN = 127  # the shade of what a completion does not see
 

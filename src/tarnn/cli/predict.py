@@ -1,4 +1,4 @@
-"""`tarnn predict`: what a trained model says of inputs: their labels, what their masks hide, what they become."""
+"""`tarnn predict`: the labels of inputs, what their masks hide, what recordings say."""
 
 import json
 import sys
@@ -41,10 +41,10 @@ def predict(
     """Say what a trained model makes of each input: a line per input, in their order.
 
     Classification: the label with its probability, and the next likeliest. Masked text: the text with each <|mask|> filled.
-    Sequence to sequence: what the input becomes. Nothing is written but the results; errors name the input.
+    Nothing is written but the results; errors name the input.
     """
     if is_converted(checkpoint):
-        texts = inputs_of(inputs, text_field or "text", -1)
+        texts = inputs_of(inputs, text_field or "text")
         show(lambda given: predict_converted(checkpoint, given, top, pick_device(device)), texts, as_json)
         return
     config = open_config(checkpoint, PREDICTED)
@@ -53,7 +53,7 @@ def predict(
     texts = iter(inputs)
     if task.reads_text:
         settings = trained(task, checkpoint, config, inputs).settings
-        texts = inputs_of(inputs, text_field or getattr(settings, task.text_setting), task.text_column)
+        texts = inputs_of(inputs, text_field or settings.text_field)
         reader: Any = open_tokenizer(checkpoint)
         check_ids(np.array([*reader.backend_tokenizer.get_vocab().values()]), config.vocab_size)
     else:
@@ -81,16 +81,16 @@ def front_end(checkpoint: Path, config: Any) -> Any:
     return open_front_end(checkpoint, config.input_size)
 
 
-def inputs_of(inputs: list[str], field: str, column: int) -> Iterator[str]:
+def inputs_of(inputs: list[str], field: str) -> Iterator[str]:
     """Texts themselves, and those of files and of stdin; UserError where one has none.
 
-    Of .jsonl and .csv rows the text is that of the field, of .tsv lines that of the column, as in training.
+    The text of .jsonl and .csv rows is in the field, that of .tsv lines in the last column, as in training.
     """
     for each in inputs:
         if each == "-":
             texts: Iterable[str] = (check_text(line, "standard input").strip() for line in sys.stdin)
         elif is_file(each):
-            texts = texts_of(Path(each), field, column)
+            texts = texts_of(Path(each), field)
         else:
             if looks_like_path(each):
                 print(f"tarnn: there is no file {each}; it is taken as a text", file=sys.stderr, flush=True)
@@ -112,16 +112,14 @@ def check_text(text: str, name: str) -> str:
     return text
 
 
-def texts_of(path: Path, field: str, column: int) -> Iterator[str]:
-    """The texts of a file, one for each row or line; a list of words is a text, too."""
+def texts_of(path: Path, field: str) -> Iterator[str]:
+    """Yield the texts of a file, one for each row or line."""
     if not is_table(path):
         yield from (line.strip() for _, line in lines_of(path))
         return
     for place, row in read_rows(path):
         if isinstance(row, list):
-            yield row[column].strip()
-        elif isinstance(words := row.get(field), list) and all(isinstance(word, str) for word in words):
-            yield " ".join(words)
+            yield row[-1].strip()
         else:
             yield field_of(row, field, place, "--text-field").strip()
 

@@ -18,13 +18,13 @@ from tarnn.tasks.settings import flag_of
 
 SOURCES = (
     "Text: files (also .gz, .bz2, .xz, .zst), folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], "
-    "or the built-in python-docs and python-stdlib. Images: a folder or file of idx (MNIST), npz, CIFAR-10 or "
-    "ImageNet64 batches, PNG or JPEG pictures (FOLDER:train names a part), or digits (scikit-learn's)."
+    "or the built-in python-docs and python-stdlib. Images: a folder or file of idx (MNIST) or npz, "
+    "pictures (FOLDER:train names a part), datasets:NAME, or digits (scikit-learn's)."
 )
 
 
 def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
-    """Train a model of text, images, labels, transcripts or pairs; it is validated on held-out data.
+    """Train a model of text, images, labels or transcripts; it is validated on held-out data.
 
     Ctrl-C saves and stops. After that, or when killed, the same command with --resume goes on.
     Many processes: torchrun --nproc-per-node N -m tarnn train …

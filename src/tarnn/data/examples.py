@@ -51,6 +51,26 @@ class PaddedRows(Rows):
         return batch
 
 
+class ImageRows(Rows):
+    """All images of a source (`tarnn.tasks.images.Images`); a batch is one gather. `labelled`: with their classes."""
+
+    def __init__(self, images: Any, labelled: bool):
+        self.images = images
+        self.labelled = labelled
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, index: Sequence[int]) -> dict[str, Tensor]:
+        """`pixel_values` uint8 (b, height, width, channels), and `class_labels` int64 (b,) where labelled."""
+        rows = np.asarray(index)
+        batch = {"pixel_values": torch.from_numpy(self.images.pixels[rows])}
+        if self.labelled:
+            assert self.images.labels is not None
+            batch["class_labels"] = torch.from_numpy(self.images.labels[rows])
+        return batch
+
+
 def collate(rows):
     """What `__getitems__` gave is a batch already; single examples are stacked."""
     if isinstance(rows, dict):

@@ -6,9 +6,7 @@ from tarnn.tasks.text.task import TextSettings, TextTask
 
 # isort: split
 from tarnn.tasks.images.task import ImageSettings, ImageTask  # after text, which is listed first
-from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask
-from tarnn.tasks.labels.words import TokenClassificationSettings, TokenClassificationTask
-from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
+from tarnn.tasks.labels import ClassificationSettings, ClassificationTask
 from tarnn.tasks.speech.task import CtcSettings, CtcTask
 from tarnn.tasks.text.masked import MaskedLMSettings, MaskedLMTask
 
@@ -24,13 +22,9 @@ __all__ = [
     "MaskedLMTask",
     "RunSettings",
     "Sample",
-    "Seq2SeqSettings",
-    "Seq2SeqTask",
     "Task",
     "TextSettings",
     "TextTask",
-    "TokenClassificationSettings",
-    "TokenClassificationTask",
     "Trained",
     "own_options",
     "register",

@@ -1,4 +1,4 @@
-"""What a task is made of: its settings, data, model, loss, measure and sample. One folder per task.
+"""The parts of a task: its settings, data, model, loss, measure and sample.
 
     @register
     class MyTask(Task): ...
@@ -143,8 +143,6 @@ class Task(Trainable):
     settings_class: ClassVar[type[RunSettings]]
     next: ClassVar[str] = "generate"  # the command that uses the model
     reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
-    text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
-    text_setting: ClassVar[str] = "text_field"  # names the field of other rows, that it reads
 
     settings: Any  # of `settings_class`
     data_facts: dict[str, Any]  # about the data, for settings.json
@@ -250,3 +248,22 @@ def own_options(task: str) -> dict[str, Field]:
     """The options that not every task has."""
     shared = {f.name for f in fields(RunSettings)}
     return {f.name: f for f in fields(TASKS[task].settings_class) if f.name not in shared}
+
+
+def sums(nats: Tensor, *counts: Tensor | float) -> Tensor:
+    """Stack (nats, *counts) in one tensor, float64 where the device has it."""
+    import torch
+
+    from tarnn.numerics import widest
+
+    nats = nats.to(widest(nats.device))
+    return torch.stack([nats, *(torch.as_tensor(x).to(nats) for x in counts)])
+
+
+def scored(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum (nats, labels, labels, hits) over all labels that are not −100."""
+    from torch.nn.functional import cross_entropy
+
+    logits, labels = logits.float().flatten(0, -2), labels.flatten()
+    nats, count = cross_entropy(logits, labels, reduction="sum"), (labels != -100).sum()
+    return sums(nats, count, count, (logits.argmax(-1) == labels).sum())

@@ -26,6 +26,8 @@ from tarnn.tasks.base import TASKS, task_of
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
 # a config's checks take time per layer, before the weights can say how many there are
 MOST_LAYERS = 10_000
+# models without a task → the example that trains and uses one
+EXAMPLES = {"TarnnForConditionalGeneration": "examples/pairs.py", "TarnnForTokenClassification": "examples/words.py"}
 SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
@@ -43,6 +45,7 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
         )
     fields = read_json(file)
     kind: Any = fields.get("model_type")
+    refuse_examples(folder, fields)
     task = task_of(fields)
     if task is None or task.name not in tasks:
         expected = " or ".join(dict.fromkeys(repr(TASKS[name].model_type) for name in tasks))
@@ -58,6 +61,17 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
         return task.recurrent()[0].from_dict(without_links(fields))
     except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def refuse_examples(folder: Path, fields: dict[str, Any]) -> None:
+    """UserError for a model that the commands do not run, with the example that does."""
+    names = fields.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        if name in EXAMPLES:
+            raise UserError(
+                f"{folder} holds a {name}, which the commands do not run; open it by tarnn.models.{name}.from_pretrained, as "
+                f"{EXAMPLES[name]} does."
+            )
 
 
 def elsewhere(fields: dict[str, Any]) -> str:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tarnn.data.overlap import refuse_overlap
 from tarnn.data.pairs import Pair, digest
 from tarnn.log import Log, silent
-from tarnn.tasks.base import Task, Trained
-from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, TokenSettings, held_out_count, option
-from tarnn.tasks.sums import scored
+from tarnn.tasks.base import Task, Trained, scored
+from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, held_out_count, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,7 @@ VALIDATION_ROWS = 1000  # held out at most, by default
 
 @dataclass(frozen=True)
 class EncoderSettings(RunSettings):
-    """What runs of encoders have in common."""
+    """Options of all runs of encoders."""
 
     causal: bool = option(
         False,
@@ -84,7 +83,7 @@ class SequenceTask(Task):
 
     @abstractmethod
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
-        """The rows of files, as the settings say how they are read."""
+        """Read the rows of files, as the settings say."""
 
     @staticmethod
     @abstractmethod
@@ -118,33 +117,6 @@ class SequenceTask(Task):
     def row_end(self) -> str:
         """The end of the first of these rows: more about the data."""
         return ""
-
-
-class TokenTask(SequenceTask):
-    """A sequence task whose model reads tokens."""
-
-    settings: TokenSettings
-
-    def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
-        from tarnn.data.tokenizers import make_tokenizer
-
-        texts = (text.encode() for row in train for text in self.texts_of(row))
-        self.tokenizer = make_tokenizer(self.settings.tokenizer, texts)
-        return self.tokenized(train, log), self.tokenized(held_out, log) if held_out else None
-
-    def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
-        from tarnn.data.saved_tokenizer import open_saved_tokenizer
-
-        self.tokenizer = open_saved_tokenizer(trained.folder)
-        return self.tokenized(rows, log)
-
-    def texts_of(self, row: Pair) -> Sequence[str]:
-        """What a tokenizer is trained on."""
-        return [self.input_of(row)]
-
-    @abstractmethod
-    def tokenized(self, rows: Sequence[Pair], log: Log) -> PaddedRows:
-        """Rows as ids."""
 
 
 def facts_of(rows: Sequence[Pair]) -> dict[str, Any]:

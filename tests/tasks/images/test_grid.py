@@ -5,7 +5,7 @@ import pytest
 
 from tarnn.errors import UserError
 from tarnn.tasks.images import read_images
-from tarnn.tasks.images.grid import BACKGROUND, GAP, LABEL, image_grid, write_png
+from tarnn.tasks.images.drawing import BACKGROUND, GAP, LABEL, image_grid, write_png
 
 
 @pytest.mark.parametrize("channels", [1, 3])

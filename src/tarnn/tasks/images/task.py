@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import Sample, Task, Trained, register
-from tarnn.tasks.images.sources import Images, check_fit, part_of, parts_of, read_images, size
+from tarnn.tasks.base import Sample, Task, Trained, register, sums
+from tarnn.tasks.images.readers import Images, check_fit, part_of, parts_of, read_images, size
 from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, held_out_count, option
-from tarnn.tasks.sums import sums
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import TrainingArguments
 
-    from tarnn.tasks.images.batches import ImageRows
+    from tarnn.data.examples import ImageRows
 
 PICTURE = "sample.png"  # in the folder of a run: images that the model draws
 VALIDATION_VALUES = 1 << 18  # held out at most, by default
@@ -80,7 +79,7 @@ class ImageTask(Task):
     held_out: ImageRows | None
 
     def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, log: Log):
-        from tarnn.tasks.images.batches import ImageRows
+        from tarnn.data.examples import ImageRows
 
         self.settings = settings
         whole = read_images(settings.sources[0])
@@ -108,7 +107,7 @@ class ImageTask(Task):
 
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> ImageTask:
-        from tarnn.tasks.images.batches import ImageRows
+        from tarnn.data.examples import ImageRows
 
         task, settings, config = cls.__new__(cls), trained.settings, trained.config
         task.settings = settings
@@ -167,8 +166,7 @@ class ImageTask(Task):
 
         from tarnn.decoding.pixels import pixel_sampler
         from tarnn.tasks.checkpoint import open_model
-        from tarnn.tasks.images.drawing import choose_labels, draw
-        from tarnn.tasks.images.grid import LEAST_SIDE, image_grid, write_png
+        from tarnn.tasks.images.drawing import LEAST_SIDE, choose_labels, draw, image_grid, write_png
 
         count, file = self.settings.sample_images, self.settings.out / PICTURE
         if not count:

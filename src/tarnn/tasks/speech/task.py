@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import Trained, register
+from tarnn.tasks.base import Trained, register, sums
 from tarnn.tasks.sequences import EncoderSettings, SequenceTask
 from tarnn.tasks.settings import option
 from tarnn.tasks.speech.transcripts import LETTERS
-from tarnn.tasks.sums import sums
 
 if TYPE_CHECKING:
     import numpy as np

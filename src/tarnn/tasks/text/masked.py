@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from tarnn.data.tokenizers import MASK
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import Trained, register
+from tarnn.tasks.base import Trained, register, scored
 from tarnn.tasks.settings import option
-from tarnn.tasks.sums import scored
 from tarnn.tasks.text.windowed import WindowSettings, WindowTask
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tarnn.tasks.base import Sample, register
+from tarnn.tasks.base import Sample, register, sums
 from tarnn.tasks.settings import option
-from tarnn.tasks.sums import sums
 from tarnn.tasks.text.windowed import WindowSettings, WindowTask
 
 if TYPE_CHECKING:

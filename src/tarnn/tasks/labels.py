@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import Trained, register
-from tarnn.tasks.sequences import EncoderSettings, TokenTask
+from tarnn.tasks.base import Trained, register, scored
+from tarnn.tasks.sequences import EncoderSettings, SequenceTask
 from tarnn.tasks.settings import TokenSettings, option
-from tarnn.tasks.sums import scored
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from tarnn.data.examples import PaddedRows
@@ -32,7 +30,7 @@ class ClassificationSettings(EncoderSettings, TokenSettings):
 
 
 @register
-class ClassificationTask(TokenTask):
+class ClassificationTask(SequenceTask):
     """The classes are the labels of the training data, in alphabetical order; the measure is bits per label."""
 
     name, of = "classification", "labelled texts"
@@ -40,13 +38,12 @@ class ClassificationTask(TokenTask):
     settings_class = ClassificationSettings
     unit, counted, rates = "bits_per_label", "texts", ("accuracy",)
 
-    padding: ClassVar[dict[str, float]] = {}  # of labels, where a text has several
     settings: ClassificationSettings
     numbers: dict[str, int]  # of the classes, by label
 
     def learn(self, train: Sequence[Pair]) -> dict[str, Any]:
-        """The classes."""
-        labels = sorted({label for row in train for label in self.labels_of(row)})
+        """Learn the classes."""
+        labels = sorted({row.first for row in train})
         if len(labels) < 2:
             raise UserError(
                 f"all texts of {', '.join(self.settings.sources)} have the label {labels[0]!r}; a classifier needs two or more."
@@ -54,10 +51,19 @@ class ClassificationTask(TokenTask):
         self.numbers = {label: i for i, label in enumerate(labels)}
         return {"classes": labels}
 
+    def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
+        from tarnn.data.tokenizers import make_tokenizer
+
+        self.tokenizer = make_tokenizer(self.settings.tokenizer, (row.last.encode() for row in train))
+        return self.tokenized(train, log), self.tokenized(held_out, log) if held_out else None
+
     def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+
         names = trained.config.id2label
         self.numbers = {names[i]: i for i in sorted(names)}
-        return super().examples_of(rows, trained, log)
+        self.tokenizer = open_saved_tokenizer(trained.folder)
+        return self.tokenized(rows, log)
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         return list(
@@ -68,12 +74,8 @@ class ClassificationTask(TokenTask):
     def input_of(row: Pair) -> str:
         return row.last
 
-    @staticmethod
-    def labels_of(row: Pair) -> list[str]:
-        return [row.first]
-
     def number_of(self, label: str, row: Pair) -> int:
-        """UserError for a label that is none of the classes."""
+        """Return the number of a class; UserError for a label that is none."""
         if label not in self.numbers:
             raise UserError(
                 f"{row.place}: the label {label!r} is none of the classes of the training data, which are {self.first_of(10)}."
@@ -81,36 +83,31 @@ class ClassificationTask(TokenTask):
         return self.numbers[label]
 
     def first_of(self, count: int) -> str:
-        """The names of the first classes."""
+        """Return the names of the first classes."""
         return ", ".join([*self.numbers][:count]) + (" …" if len(self.numbers) > count else "")
 
     def tokenized(self, rows: Sequence[Pair], log: Log) -> PaddedRows:
-        """Ids, and the number of each label; UserError for a label that the training data lack."""
-        from tarnn.data.examples import PaddedRows
-
-        limit, examples = self.settings.max_length, [self.example_of(row) for row in rows]
-        if cut := sum(limit is not None and len(example["input_ids"]) > limit for example in examples):
-            log(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
-        examples = [{name: x[:limit] if x.ndim else x for name, x in example.items()} for example in examples]
-        return PaddedRows(examples, {"input_ids": self.tokenizer.pad_token_id, **self.padding})
-
-    def example_of(self, row: Pair) -> dict[str, np.ndarray]:
-        """The text's ids, and the number of its label."""
+        """Make examples of ids and the number of the label; UserError for a label that the training data lack."""
         import numpy as np
 
+        from tarnn.data.examples import PaddedRows
         from tarnn.data.tokenizers import encode
 
-        number = np.array(self.number_of(row.first, row))
-        return {"input_ids": encode(self.tokenizer, row.last.encode(), row.place), "labels": number}
+        limit = self.settings.max_length
+        texts = [encode(self.tokenizer, row.last.encode(), row.place) for row in rows]
+        if cut := sum(limit is not None and len(ids) > limit for ids in texts):
+            log(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
+        numbers = [np.array(self.number_of(row.first, row)) for row in rows]
+        examples = [{"input_ids": ids[:limit], "labels": number} for ids, number in zip(texts, numbers)]
+        return PaddedRows(examples, {"input_ids": self.tokenizer.pad_token_id})
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """With the label and the guess wherever there is a label."""
+        """Return the sums, and each text's label and guess."""
         logits, labels = model(**batch).logits, batch["labels"]
-        real = labels != -100
-        return scored(logits, labels), list(zip(labels[real].tolist(), logits.argmax(-1)[real].tolist()))
+        return scored(logits, labels), list(zip(labels.tolist(), logits.argmax(-1).tolist()))
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
-        """labels; confusion: by label, how often each label was guessed."""
+        """Return the labels, and by label how often each label was guessed."""
         table = [[0] * len(self.numbers) for _ in self.numbers]
         for true, guess in outcomes:
             table[true][guess] += 1
@@ -131,7 +128,7 @@ class ClassificationTask(TokenTask):
 
     @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
-        """The most likely label as "output", and the `top` likeliest with their probabilities."""
+        """Yield the most likely label as "output", and the `top` likeliest with their probabilities."""
         import torch
 
         for text in inputs:

@@ -1,1 +1,0 @@
-"""Labels: one for each text, or one for each of its words."""

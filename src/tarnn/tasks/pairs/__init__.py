@@ -1,1 +1,0 @@
-"""Pairs of texts: from one to the other, by an encoder–decoder."""
