@@ -12,9 +12,8 @@ import numpy as np
 from measures.pronunciations import phones_of, read_pronunciations
 from scripts.common.results import Unmeasured
 from tarnn.models import SpeechFeatures
-from tarnn.tasks.speech.audio import read_wav
 from tarnn.tasks.speech.ctc import places_needed
-from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
+from tarnn.tasks.speech.recordings import LETTERS, Symbols, letters_of, read_wav
 
 DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
 

@@ -384,7 +384,7 @@ def test_a_signal_in_a_validation_ends_it(train, tmp_path, monkeypatch):
 def test_two_runs_do_not_share_a_folder(train, tmp_path):
     """The lock is the process's: it is gone when that is, and the file that stays behind is no lock."""
     out = tmp_path / "run"
-    code = "import sys, time; from pathlib import Path; from tarnn.training.lock import locked\n"
+    code = "import sys, time; from pathlib import Path; from tarnn.training.folder import locked\n"
     code += "with locked(Path(sys.argv[1])): print('mine', flush=True); time.sleep(100)"
     with subprocess.Popen([sys.executable, "-c", code, out], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "mine\n"

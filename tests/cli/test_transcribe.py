@@ -10,8 +10,8 @@ from transformers import Wav2Vec2CTCTokenizer, pipeline
 
 from tarnn.cli.transcribe import heard, open_speech
 from tarnn.models import SpeechFeatures, TarnnConfig, TarnnForCTC
-from tarnn.tasks.speech.audio import read_wav
 from tarnn.tasks.speech.ctc import best_path
+from tarnn.tasks.speech.recordings import read_wav
 
 SOUND = np.random.default_rng(0).normal(0, 3000, 9000).astype("<i2")
 

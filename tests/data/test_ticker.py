@@ -4,13 +4,12 @@ import itertools
 import threading
 import time
 
-from tarnn.data import ticker
-from tarnn.data.ticker import clock_time, ticking
+from tarnn.log import clock_time, ticking
 
 
 def test_lines_while_something_takes_its_time(monkeypatch):
-    monkeypatch.setattr(ticker, "FIRST", 0.05)
-    monkeypatch.setattr(ticker, "THEN", 0.01)
+    monkeypatch.setattr("tarnn.log.FIRST", 0.05)
+    monkeypatch.setattr("tarnn.log.THEN", 0.01)
     seconds = itertools.count(0.0, 30.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     lines, threads = [], threading.active_count()
@@ -22,7 +21,7 @@ def test_lines_while_something_takes_its_time(monkeypatch):
 
 
 def test_silence_about_what_is_quick(monkeypatch):
-    monkeypatch.setattr(ticker, "FIRST", 1000.0)
+    monkeypatch.setattr("tarnn.log.FIRST", 1000.0)
     lines = []
     with ticking("reading", lines.append):
         pass

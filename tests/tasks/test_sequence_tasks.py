@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 from tarnn.cli.main import main
 from tarnn.data.pairs import read_pairs
 from tarnn.errors import UserError
-from tarnn.tasks.text.masking import Masking
+from tarnn.tasks.text.windows import Masking
 
 TINY = [
     "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tarnn.training.budget import FLOOR, SHARE, WARMUP, Clock, TimeBudget, cosine
-from tarnn.training.metrics import bits_per_byte, perplexity
+from tarnn.training.evaluation import bits_per_byte, perplexity
 
 
 def test_the_schedule_rises_to_one_and_falls_to_its_floor():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tarnn.training.status_line import StatusLine
+from tarnn.training.log import StatusLine
 
 TASK = SimpleNamespace(unit="bits_per_byte", counted="tokens", bytes_per_token=1.0, rates=())
 

@@ -45,7 +45,7 @@ def convert(
     Each head is calibrated on the texts; the report says what each of them loses, and what a window alone would.
     Nothing is trained: `tarnn finetune` does that.
     """
-    from tarnn.training.new_folder import check_new, whole_folder
+    from tarnn.training.folder import check_new, whole_folder
 
     check_new(out)
     from tarnn.cli.generate import pick_device

@@ -28,7 +28,7 @@ def finetune(
     device: Annotated[str, Option(help="The device for the training: cpu, cuda …")] = "cpu",
 ) -> None:
     """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Reports its loss before and after."""
-    from tarnn.training.new_folder import check_trained, whole_model
+    from tarnn.training.folder import check_trained, whole_model
 
     check_trained(out, resume)
     from tarnn.cli.convert import log, model_rows, next_command, print_rows, save

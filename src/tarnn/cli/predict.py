@@ -12,9 +12,8 @@ from typer import Argument, Option
 
 from tarnn.cli.converted import is_converted, predict_converted
 from tarnn.cli.generate import pick_device
-from tarnn.data.files import is_file, looks_like_path
+from tarnn.data.files import field_of, is_file, is_table, lines_of, looks_like_path, read_rows
 from tarnn.data.saved_tokenizer import check_ids
-from tarnn.data.tables import field_of, is_table, lines_of, read_rows
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, task_of
 from tarnn.tasks.checkpoint import open_config, open_model, open_tokenizer

@@ -26,8 +26,8 @@ def transcribe(
     """
     import torch
 
-    from tarnn.tasks.speech.audio import read_wav
     from tarnn.tasks.speech.ctc import beam_search, best_path
+    from tarnn.tasks.speech.recordings import read_wav
 
     if file.is_dir() and not checkpoint.is_dir():  # the order of earlier versions
         checkpoint, file = file, checkpoint

@@ -15,7 +15,7 @@ from tarnn.tasks import RunSettings
 from tarnn.tasks.base import Trainable
 from tarnn.training.arguments import training_arguments
 from tarnn.training.error_messages import failures_explained
-from tarnn.training.lock import locked
+from tarnn.training.folder import locked
 from tarnn.training.run import run
 
 

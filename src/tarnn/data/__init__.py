@@ -1,7 +1,6 @@
 """Text sources, tables and tokenizers: what several tasks read. What one task alone reads is in its own folder."""
 
-from tarnn.data.corpora import CORPORA
-from tarnn.data.sources import Document, read_documents
+from tarnn.data.sources import CORPORA, Document, read_documents
 from tarnn.data.tokenizers import byte_tokenizer, decode_bytes, encode, token_bytes, train_bpe
 
 __all__ = [

@@ -72,7 +72,7 @@ class ImageRows(Rows):
 
 
 def collate(rows):
-    """What `__getitems__` gave is a batch already; single examples are stacked."""
+    """Stack single examples; a batch of `__getitems__` stays as it is."""
     if isinstance(rows, dict):
         return rows
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

@@ -1,13 +1,14 @@
-"""Pairs of texts from files: a label and a text to classify, or a sequence and what it becomes."""
+"""Pairs of texts from files: a label and a text to classify, or a recording and what is said."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tarnn.data.files import Row, field_of, read_rows
 from tarnn.data.sources import dataset_rows
-from tarnn.data.tables import Row, field_of, read_rows
 from tarnn.errors import UserError
+from tarnn.log import Log
 
 KINDS = (
     "a .tsv file (two columns or more: the first and the last count), a .jsonl file, a .csv file with a header (each may be "
@@ -66,10 +67,23 @@ def _read(source: str, first: str, last: str, options: str) -> Iterator[Pair]:
 
 
 def digest(pairs: Iterable[Pair]) -> str:
-    """What identifies them: a hash over both texts of each, in order."""
+    """Hash both texts of all pairs, in order."""
     identity = hashlib.sha256()
     for pair in pairs:
         for text in pair[:2]:
             data = text.encode("utf-8", "surrogatepass")
             identity.update(len(data).to_bytes(8, "little") + data)
     return identity.hexdigest()
+
+
+def refuse_overlap(train: Sequence[Hashable], held_out: Sequence[Hashable], what: str, log: Log) -> None:
+    """UserError where the model is trained on all of --val, which then measures nothing; where on some, `log` says so."""
+    seen = set(train)
+    common = sum(each in seen for each in held_out)
+    if held_out and common == len(held_out):
+        raise UserError(
+            f"all {what} of --val ({common:,}) are among those to train on, so the validation would measure nothing; leave them "
+            "out of one of the two, or let --val-fraction hold a part out."
+        )
+    if common:
+        log(f"tarnn: {common:,} of the {len(held_out):,} {what} of --val are among those to train on, too")

@@ -5,7 +5,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,13 +14,42 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from tarnn.data.corpora import CORPORA
-from tarnn.data.files import not_text, opened, plain_suffix
+from tarnn.data.files import Row, field_of, not_text, opened, plain_suffix, read_rows
 from tarnn.data.proteins import is_protein_file, read_proteins
-from tarnn.data.tables import Row, field_of, read_rows
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
 from tarnn.log import Log, silent
+
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+def python_docs() -> Iterator[tuple[str, bytes]]:
+    """The language reference and documentation in `pydoc_data.topics`, by name: about half a megabyte."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError("this Python has no pydoc_data.topics, so no 'python-docs'; give a text of yours.") from None
+    for name in sorted(topics):
+        yield name, topics[name].encode()
+
+
+def python_stdlib() -> Iterator[tuple[str, bytes]]:
+    """The sources of the standard library without its tests, by path: about 12 MB."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [p for p in sorted(root.rglob("*.py")) if NOT_LIBRARY.isdisjoint(p.relative_to(root).parts)]
+    if not paths:
+        raise UserError(f"this Python has no sources in {root}, so no 'python-stdlib'; give a text of yours.")
+    for path in paths:
+        if path.stat().st_size:
+            yield str(path.relative_to(root)), path.read_bytes()
+
+
+# name → a function that yields (name of the document, its bytes)
+CORPORA: dict[str, Callable[[], Iterator[tuple[str, bytes]]]] = {
+    "python-docs": python_docs,
+    "python-stdlib": python_stdlib,
+}
+
 
 KINDS = (
     "a file, a folder, a glob, '-' for standard input, a .jsonl or .csv file, sequences as .fasta or .sto (files may be .gz, "
@@ -177,7 +207,7 @@ def hub_is_away() -> bool:
 
 @contextmanager
 def offline(datasets: Any) -> Iterator[None]:
-    """What is in the cache alone is loaded."""
+    """Load from the cache alone, within."""
     from huggingface_hub import constants
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE

@@ -149,7 +149,7 @@ def ids_of_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
-    """What each id of a byte-level tokenizer stands for; special tokens stand for no bytes."""
+    """Return the bytes of each id of a byte-level tokenizer; special tokens have none."""
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     special = set(tokenizer.all_special_ids)
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))

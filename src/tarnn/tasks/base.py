@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a trained model made, at the end of its run."""
+    """Sample of a trained model, made at the end of its run."""
 
     file: Path
     text: str = ""  # to be shown
@@ -44,7 +44,7 @@ class Trained:
     saved: dict[str, Any] | None  # settings.json; None for a model that was saved without a run
 
     def held_out(self, of: str) -> Any:
-        """What settings.json says of what the run held out of its data, which it calls `of`; UserError for nothing."""
+        """Return the facts of settings.json about the held-out data, which it calls `of`; UserError for none."""
         if self.saved is None:
             raise UserError(f"{self.folder} holds no settings.json, which says what a run held out. {self.name_data}")
         facts = (self.saved.get(of) or {}).get("validation")
@@ -160,7 +160,7 @@ class Task(Trainable):
 
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
-        """The same for a model that only runs, token after token; without transformers, where it can be."""
+        """Return the classes of a model that only runs, token after token; without transformers, where it can be."""
         return cls.classes()
 
     @classmethod

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from tarnn.checkpoint_keys import CONVERTED
-from tarnn.data.chat_template import read_chat_template, render
+from tarnn.data.saved_tokenizer import read_chat_template, render
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.huggingface.config import TarnnConfig
@@ -158,7 +158,7 @@ def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """What a prompt and its continuation need of a tokenizer. special: its special tokens, as bos_token, by their names."""
+    """Tokenizer of a prompt and its continuation. special: its special tokens, by their names, such as bos_token."""
 
     backend_tokenizer: Tokenizer
     bos_token_id: int | None

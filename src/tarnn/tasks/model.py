@@ -34,7 +34,7 @@ def vocabulary(tokenizer: Any) -> dict[str, int]:
 
 
 def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any]:
-    """Those of --config, then those of --map-option; random maps are drawn from --seed unless asked otherwise."""
+    """Join the options of --config and of --map-option; random maps are drawn from --seed by default."""
     maps = choices.get("feature_map", "elu")
     of_config = choices.get("feature_map_options") or {}
     if not isinstance(of_config, dict) or not all(isinstance(x, dict) for x in of_config.values()):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tarnn.data.overlap import refuse_overlap
-from tarnn.data.pairs import Pair, digest
+from tarnn.data.pairs import Pair, digest, refuse_overlap
 from tarnn.log import Log, silent
 from tarnn.tasks.base import Task, Trained, scored
 from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, held_out_count, option

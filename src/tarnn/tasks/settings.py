@@ -97,7 +97,7 @@ def parse_map_options(assignments: list[str]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What runs of all tasks have in common.
+    """Options of the runs of all tasks.
 
     Model choices that are None are taken from `config`, else from `preset`. Without steps, epochs and
     max_minutes a run has 1,000 steps; where more than one is given, the first to be reached ends it.
@@ -229,7 +229,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class TokenSettings(RunSettings):
-    """What runs on text have in common."""
+    """Options of all runs on text."""
 
     text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
     tokenizer: str = option(

@@ -1,15 +1,18 @@
-"""The log of a run: one JSON object per line, one for every few steps of training and one for each evaluation."""
+"""The log of a run: a file of lines, and a line on stderr that shows how far it is."""
 
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from tarnn.log import clock_time
 from tarnn.tasks.base import Trainable
-from tarnn.training.metrics import measure
+from tarnn.training.evaluation import measure
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
@@ -65,3 +68,104 @@ class LogFile(TrainerCallback):
         if state.is_world_process_zero:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+LINE_EVERY = 10.0  # seconds, without a terminal
+
+
+class StatusLine(TrainerCallback):
+    """Loss in bits per byte (or dimension), speed and time left, on stderr; each evaluation gets a line that stays.
+
+    `fraction` says how much of the run is done, from 0 to 1; per_step: what a step counts, in the task's words. Only the
+    first process shows anything.
+    """
+
+    def __init__(
+        self,
+        fraction: Callable[[int], float],
+        seconds: Callable[[], float],
+        task: Trainable,
+        per_step: int,
+        show: bool = True,
+    ):
+        self.fraction, self.seconds, self.task, self.per_step = fraction, seconds, task, per_step
+        self.show = show
+        self.unit = task.unit.replace("_per_", "/")
+        self.bar: Any = None
+        self.row: Any = None  # of the bar
+        self.best = float("inf")
+        self.text = ""
+        self.last_line = 0.0
+        self.since = (0, 0.0)  # step and seconds when this process began, and the part that was done
+        self.part_before = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.since = (state.global_step, self.seconds())
+        self.part_before = self.fraction(state.global_step)
+        if self.show and sys.stderr.isatty():
+            self.bar = make_bar()
+            self.row = self.bar.add_task("", total=1.0, text="")
+            self.bar.start()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.show_text(state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            self.text = f"step {state.global_step:,}  {measure(logs['loss'], self.task):.3f} {self.unit}"
+            steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
+            if seconds > 0:
+                self.text += f"  {steps * self.per_step / seconds:,.0f} {self.task.counted}/s"
+            last = control is not None and control.should_training_stop
+            self.show_text(state.global_step, at_once=last or state.global_step == args.max_steps)
+
+    def on_prediction_step(self, args, state, control, done=0, of=1, **kwargs):
+        self.show_text(state.global_step, f"validation: {done:,} of {of:,} batches")
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        now = (metrics or {}).get("eval_measure", float("inf"))
+        mark = "  best so far" if now < self.best else ""
+        self.best = min(self.best, now)
+        rates = "".join(f", {name.replace('_', ' ')} {metrics[f'eval_{name}']:.4f}" for name in self.task.rates)
+        self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{rates}{mark}")
+
+    def show_text(self, step: int, text: str = "", at_once: bool = False) -> None:
+        """Bring the bar up to date; without one, a line every ten seconds."""
+        if not self.show:
+            return
+        part, now = min(1.0, self.fraction(step)), time.monotonic()
+        line = f"{text or self.text}  {self.times(part)}"
+        if self.bar is not None:
+            self.bar.update(self.row, completed=part, text=line)
+        elif (text or self.text) and (at_once or now - self.last_line > LINE_EVERY):
+            self.last_line = now
+            self.say(f"{100 * part:3.0f} %  {line}")
+
+    def times(self, part: float) -> str:
+        """'1:20 done, about 3:40 left', of what this process has to do."""
+        seconds = self.seconds()
+        text = f"{clock_time(seconds)} done"
+        if part > self.part_before:
+            left = (seconds - self.since[1]) * (1 - part) / (part - self.part_before)
+            text += f", about {clock_time(left)} left"
+        return text
+
+    def say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(line, highlight=False)
+        elif self.show:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was; also after an error."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def make_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn
+
+    columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    return Bar(*columns, console=Console(stderr=True), refresh_per_second=4)

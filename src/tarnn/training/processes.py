@@ -1,9 +1,14 @@
-"""Several processes that train together: what one has found is known to all, and an error stops all of them."""
+"""Several processes that train one model: who writes, what all must agree on, and sharded weights."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import TrainingArguments
 
 from tarnn.errors import LostRankError, UserError
 
@@ -103,3 +108,18 @@ def of_process() -> str:
     if not distributed() or torch.distributed.get_world_size() == 1:
         return ""
     return f"process {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}: "
+
+
+def shard_on_cpu(accelerator: Accelerator, args: TrainingArguments) -> None:
+    """Turn sharding on in an accelerator of CPU processes, in the way that it has for GPUs."""
+    plugin = FullyShardedDataParallelPlugin(**args.fsdp_plugin_args)
+    if accelerator.mixed_precision != "no":
+        plugin.set_mixed_precision(accelerator.mixed_precision)
+    accelerator.state.fsdp_plugin = plugin
+    accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def local(parameter: Tensor) -> Tensor:
+    """A parameter, or the shard of it that is here."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from tarnn.errors import UserError
-from tarnn.tasks.speech.audio import read_wav
-from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
+from tarnn.tasks.speech.recordings import LETTERS, Symbols, letters_of, read_wav
 
 SOUND = np.random.default_rng(0).normal(0, 0.1, 4000).astype(np.float32)
 

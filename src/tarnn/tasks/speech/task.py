@@ -14,7 +14,7 @@ from tarnn.log import Log
 from tarnn.tasks.base import Trained, register, sums
 from tarnn.tasks.sequences import EncoderSettings, SequenceTask
 from tarnn.tasks.settings import option
-from tarnn.tasks.speech.transcripts import LETTERS
+from tarnn.tasks.speech.recordings import LETTERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,9 +97,8 @@ class CtcTask(SequenceTask):
 
     def read(self, rows: Sequence[Pair]) -> list[dict[str, np.ndarray]]:
         """Frames and letters; UserError, with file and line, for what has no path that spells it."""
-        from tarnn.tasks.speech.audio import read_wav
         from tarnn.tasks.speech.ctc import places_needed
-        from tarnn.tasks.speech.transcripts import Symbols, letters_of
+        from tarnn.tasks.speech.recordings import Symbols, letters_of, read_wav
 
         symbols, examples = Symbols(LETTERS), []
         for row in rows:
@@ -162,7 +161,7 @@ class CtcTask(SequenceTask):
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """word_error_rate: edits of words per word that is said."""
         from tarnn.tasks.speech.ctc import edits
-        from tarnn.tasks.speech.transcripts import SPACE, Symbols
+        from tarnn.tasks.speech.recordings import SPACE, Symbols
 
         symbols = Symbols(LETTERS)
         words = [[symbols.text_of(ids).split(SPACE) for ids in pair] for pair in outcomes]
@@ -179,9 +178,8 @@ class CtcTask(SequenceTask):
         """The letters of the likeliest path as "output"."""
         import torch
 
-        from tarnn.tasks.speech.audio import read_wav
         from tarnn.tasks.speech.ctc import best_path
-        from tarnn.tasks.speech.transcripts import SPACE, Symbols
+        from tarnn.tasks.speech.recordings import SPACE, Symbols, read_wav
 
         for path in inputs:
             samples, rate = read_wav(path)
@@ -200,7 +198,7 @@ def padded(rows: Sequence[dict[str, np.ndarray]]) -> PaddedRows:
 def front_end(rows: Sequence[Pair]) -> Any:
     """Log-mel frames at the rate of the first recording."""
     from tarnn.huggingface.speech_features import SpeechFeatures
-    from tarnn.tasks.speech.audio import read_wav
+    from tarnn.tasks.speech.recordings import read_wav
 
     try:
         return SpeechFeatures(FEATURES, read_wav(rows[0].first)[1])
@@ -209,10 +207,10 @@ def front_end(rows: Sequence[Pair]) -> Any:
 
 
 def symbols_tokenizer(folder: Path, names: Sequence[str]) -> Any:
-    """Of the blank (number 0) and the symbols, as `tarnn transcribe` reads it; its vocab.json is in `folder`."""
+    """Make a tokenizer of the blank (number 0) and the symbols, for `tarnn transcribe`; its vocab.json is in `folder`."""
     from transformers import Wav2Vec2CTCTokenizer
 
-    from tarnn.tasks.speech.transcripts import BLANK, SPACE
+    from tarnn.tasks.speech.recordings import BLANK, SPACE
 
     file = folder / "vocab.json"
     file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *names, "<unk>"))}))

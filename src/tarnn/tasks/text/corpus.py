@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tarnn.data.overlap import refuse_overlap
+from tarnn.data.pairs import refuse_overlap
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.data.sources import Document
-from tarnn.data.ticker import ticking
 from tarnn.data.tokenizers import bpe_size, encode, make_tokenizer, pieces, token_bytes
 from tarnn.errors import UserError
-from tarnn.log import Log, silent
+from tarnn.log import Log, silent, ticking
 from tarnn.tasks.settings import held_out_count
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def prepare(
 
 
 def load(folder: Path) -> Corpus:
-    """What `prepare` wrote; the ids are mapped from disk."""
+    """Load a corpus that `prepare` wrote; the ids are mapped from disk."""
     facts = json.loads((folder / DESCRIPTION).read_text())
     tokenizer = open_saved_tokenizer(folder / "tokenizer")
     dtype = id_dtype(len(tokenizer))
@@ -111,7 +110,7 @@ def load(folder: Path) -> Corpus:
 
 
 def utf8_only(documents: Iterable[Document]) -> Iterator[Document]:
-    """The same documents; UserError at the first that is not UTF-8, with its name and the place."""
+    """Yield the documents; UserError at the first that is not UTF-8, with its name and the place."""
     for document in documents:
         for _ in pieces(document.data, document.name):
             pass
@@ -127,7 +126,7 @@ class Spool(NamedTuple):
     digests: list[bytes]  # of each document
 
     def documents(self, start: int, stop: int) -> Iterator[tuple[bytes, bool]]:
-        """What lies in [start, stop), document by document, each with whether it is there to its end."""
+        """Yield the parts of documents in [start, stop), each with whether it reaches the document's end."""
         at = start
         for end in self.ends:
             if at < end and at < stop:
@@ -150,7 +149,7 @@ def spool(documents: Iterable[Document], path: Path) -> Spool:
 
 
 class Digest:
-    """What identifies a text: a hash of all documents and of where each ends."""
+    """Hash of a text: of all documents, and of where each ends."""
 
     def __init__(self, documents: Iterable[Document] = ()):
         self._hasher = hashlib.blake2b(digest_size=16)

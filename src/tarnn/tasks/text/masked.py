@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tarnn.data.examples import Batches
-    from tarnn.tasks.text.masking import MaskedSampler, Masking
+    from tarnn.tasks.text.windows import MaskedSampler, Masking
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MaskedLMTask(WindowTask):
     unit, rates = "bits_per_token", ("accuracy",)
 
     def __init__(self, settings: MaskedLMSettings, first: bool, saved: dict[str, Any] | None, log: Log):
-        from tarnn.tasks.text.masking import MaskedWindows
+        from tarnn.tasks.text.windows import MaskedWindows
 
         super().__init__(settings, first, saved, log)
         self.tokenizer = with_mask(self.tokenizer)
@@ -55,14 +55,14 @@ class MaskedLMTask(WindowTask):
         return task
 
     def masking(self) -> Masking:
-        from tarnn.tasks.text.masking import Masking
+        from tarnn.tasks.text.windows import Masking
 
         settings, special = self.settings, frozenset(self.tokenizer.all_special_ids)
         probability = settings.mask_probability
         return Masking(probability, self.tokenizer.mask_token_id, len(self.tokenizer), special, settings.seed)
 
     def sampler(self, num_examples: int, seed: int) -> MaskedSampler:
-        from tarnn.tasks.text.masking import MaskedSampler
+        from tarnn.tasks.text.windows import MaskedSampler
 
         return MaskedSampler(self.examples, num_examples, seed)
 
@@ -72,7 +72,7 @@ class MaskedLMTask(WindowTask):
     def validation(self, batch_size: int) -> Batches | None:
         """Windows end to end, each with the same masks at each validation."""
         from tarnn.data.examples import Batches
-        from tarnn.tasks.text.masking import MaskedWindows
+        from tarnn.tasks.text.windows import MaskedWindows
 
         context = self.validation_context
         if not context:

@@ -24,7 +24,7 @@ DATA = "data"  # in the folder of a run: the prepared text
 
 @dataclass(frozen=True)
 class WindowSettings(TokenSettings):
-    """The same where a text is cut into sequences of one length."""
+    """Options of runs that cut a text into sequences of one length."""
 
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
     start: Path | None = option(  # noqa: RUF009

@@ -1,8 +1,12 @@
-"""Sound as numbers: wav files. The frames that a model reads of them: `tarnn.models.SpeechFeatures`."""
+"""Recordings as numbers: wav files, and the symbols of transcripts with the blank of CTC, which is number 0.
+
+The frames that a model reads of a recording: `tarnn.models.SpeechFeatures`.
+"""
 
 import wave
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -44,3 +48,31 @@ def read_wav(path: str | Path, stream: BinaryIO | None = None) -> tuple[np.ndarr
         data = np.pad(np.frombuffer(data, np.uint8).reshape(-1, 3), ((0, 0), (1, 0))).tobytes()
     samples = np.frombuffer(data, "<i2" if width == 2 else "<i4")
     return (samples / 2.0 ** (15 if width == 2 else 31)).astype(np.float32), rate
+
+
+BLANK, SPACE = "<pad>", "|"
+LETTERS = (SPACE, "'", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class Symbols(NamedTuple):
+    """Symbols that a model writes, in the order of their numbers from 1 on."""
+
+    names: tuple[str, ...]
+
+    def ids(self, names: Iterable[str], place: str) -> np.ndarray:
+        """Their numbers; UserError, with the place, for one that is unknown."""
+        number = {name: i for i, name in enumerate(self.names, start=1)}
+        names = list(names)
+        if unknown := [name for name in names if name not in number]:
+            raise UserError(
+                f"{place}: the transcript has {unknown[0]!r}, which is not among the symbols {' '.join(self.names)}."
+            )
+        return np.array([number[name] for name in names], dtype=np.int64)
+
+    def text_of(self, ids: Sequence[int], joined: str = "") -> str:
+        return joined.join(self.names[i - 1] for i in ids)
+
+
+def letters_of(text: str) -> list[str]:
+    """The letters of words, which a | separates."""
+    return list(SPACE.join(text.upper().split()))
