@@ -2,7 +2,7 @@
 
     python scripts/dev/idle_threads.py      # about eight minutes; scripts/dev/results/idle_threads.{json,md}
 
-The claim: the short spin that `tarnn`'s commands ask for (`tarnn.cli.waiting`) costs at most 3 % on a quiet machine, and
+The claim: the short spin that `tarnn`'s commands ask for (`tarnn.cli.threads`) costs at most 3 % on a quiet machine, and
 beside three busy processes a step takes at most half of its time with OpenMP's default. Each setting is a process of its
 own, since OpenMP reads it when torch is loaded. The processes take turns; one that waits sleeps, and spins for nobody. Two
 steps are timed: of the default model of `tarnn train` (8 × 256 tokens; AdamW), and of as large a Transformer in plain PyTorch.
@@ -27,7 +27,7 @@ from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_most, section
-from tarnn.cli.waiting import CHOICES, SHORT
+from tarnn.cli.threads import SHORT, WAIT_CHOICES
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 DEFAULT, PASSIVE = "OpenMP's default", "OMP_WAIT_POLICY=PASSIVE"
@@ -49,7 +49,7 @@ def environments(options) -> dict[str, dict[str, str]]:
 
 def measure(options, found: dict[str, Any], keep) -> None:
     """found["quiet" or "busy"][setting][step]: milliseconds a step, the median of each round."""
-    clean = {name: value for name, value in os.environ.items() if name not in CHOICES}
+    clean = {name: value for name, value in os.environ.items() if name not in WAIT_CHOICES}
     command = [sys.executable, __file__, WORKER, str(options.threads), str(options.steps)]
     workers = {
         name: subprocess.Popen(command, env=clean | setting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -9,7 +9,6 @@ from transformers.utils import logging
 
 from tarnn.cli import progress
 from tarnn.cli.main import main
-from tarnn.data import ticker
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -23,7 +22,7 @@ TINY = [
 def patient(monkeypatch):
     """No line because something takes long: on a busy machine everything does."""
     monkeypatch.setattr(progress, "QUIET", 1e6)
-    monkeypatch.setattr(ticker, "FIRST", 1e6)
+    monkeypatch.setattr("tarnn.log.FIRST", 1e6)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import wave
 
@@ -156,6 +157,33 @@ CONVERTED = {
         "config.json", quantization_config={"quant_method": "tarnn", "attention": "someone/kernels"}
     ),
 }
+STRANGE = {  # which our own commands may take, or refuse
+    "config.json": [
+        {"model_type": None}, {"architectures": 7}, {"hidden_size": 10**8}, {"vocab_size": "many"},
+        {"feature_map": {"elu": 1}}, {"feature_map_options": [1]}, {"max_position_embeddings": 10**30},
+        {"feature_map": "favor", "feature_map_options": {"favor": {"num_features": 10**9}}},
+        {"position": "learned", "max_position_embeddings": 10**12}, {"eos_token_id": "x"}, {"eos_token_id": 10**20},
+        {"attention": [[]]}, {"id2label": 3}, {"label2id": [1]}, {"attn_implementation": "someone/kernels"},
+        {"quantization_config": {"quant_method": "bitsandbytes"}}, {"norm_eps": "1"}, {"tie_word_embeddings": 1},
+        {"transformers_version": 5}, {"use_cache": "no"}, {"problem_type": 1}, {"output_hidden_states": "yes"},
+        {"return_dict": 1}, {"chunk_size_feed_forward": "x"}, {"is_encoder_decoder": 3}, {"dtype": "int8"},
+    ],
+    "generation_config.json": [
+        {"eos_token_id": "x"}, {"eos_token_id": -1}, {"eos_token_id": [1, None]}, {"eos_token_id": 10**30},
+        {"eos_token_id": {}}, {"temperature": "hot"}, {"max_length": -1}, {"bos_token_id": "x"},
+    ],
+    "tokenizer_config.json": [
+        {"tokenizer_class": 7}, {"eos_token": 7}, {"eos_token": {"content": []}}, {"eos_token": "<nowhere>"},
+        {"auto_map": 3}, {"added_tokens_decoder": 7}, {"model_max_length": "x"},
+    ],
+    "tokenizer.json": [{"model": 3}, {"decoder": {"type": "none"}}],
+}  # fmt: skip
+OURS = {f"{name}: {fields!r:.60}": sets(name, **fields) for name, changes in STRANGE.items() for fields in changes}
+for name in ("generation_config.json", "tokenizer_config.json"):
+    OURS |= {f"{name}: none": removes(name), f"{name}: a folder": a_folder(name), f"{name}: cut": cut(name)}
+    OURS |= {
+        f"{name}: {data!r:.20}": writes(name, data) for data in (b"", b"7", b"null", b"[" * 100_000, b'{"a": "\xff"}')
+    }
 SPEECH = {
     "front end: none": removes("preprocessor_config.json"),
     "front end: a list": writes("preprocessor_config.json", b"[]"),
@@ -176,6 +204,18 @@ MET = {
         "masked",
         {k: v for k, v in (ANY | TOKENIZER).items() if not any(x in k for x in ("dtype of", "[UNK]"))},
     ),
+    "info": ("ours", ANY | TOKENIZER | OURS),
+    "generate": ("ours", ANY | TOKENIZER | OURS),
+}
+SAID = {  # three words of the sentence
+    "weights: none": "holds no weights",
+    "weights: none in the file": "no floating-point weights",
+    "weights: NaN": f"NaN or an infinity in {UP}",
+    "weights: an infinity": f"NaN or an infinity in {UP}",
+    "weights: integers": f"{UP} as I32",
+    "weights: cut": "can't be read",
+    "index: a path above": "must hold",
+    "index: no such file": "can't be read",
 }
 CASES = [(command, case) for command, (_, cases) in MET.items() for case in cases]
 
@@ -206,6 +246,8 @@ def options(good, tmp_path):
         "show": ["--input", "the cat", "--out", out],
         "eval": [text],
         "predict": ["the <|mask|> sat"],
+        "info": [],
+        "generate": ["--prompt", "x", "--max-new-tokens", 2, "--quiet"],
     }
 
 
@@ -214,7 +256,45 @@ def test_a_damaged_folder(good, options, tmp_path, capsys, command, case):
     kind, cases = MET[command]
     folder = shutil.copytree(good / kind, tmp_path / "copy")
     cases[case](folder)
-    run(capsys, command, folder, tmp_path / "out", *options[command])
+    if kind == "ours":
+        may_work(capsys, command, folder, *options[command], says=SAID.get(case, "") if command == "generate" else "")
+    else:
+        run(capsys, command, folder, tmp_path / "out", *options[command])
+
+
+def may_work(capsys, command, folder, *options, says=""):
+    """The command works and is silent on stderr, or is refused in one sentence that names the folder."""
+    code = main([command, *map(str, [folder, *options])])
+    shown = capsys.readouterr()
+    assert (code == 0 and not says and not shown.err) or (code == 2 and not shown.out)
+    if code == 2:
+        (line,) = shown.err.splitlines()
+        assert line.startswith("tarnn: error: ")
+        assert str(folder) in line
+        assert says in line
+
+
+def test_keys_that_are_missing_and_bits_at_random(good, options, tmp_path, capsys):
+    """Another number or a sentence, and never a traceback."""
+    keys = json.loads((good / "ours" / "config.json").read_text())
+    for seed, key in enumerate([*keys, *[None] * 30]):
+        folder, drawn = shutil.copytree(good / "ours", tmp_path / "copy"), random.Random(seed)
+        if key is not None:
+            (folder / "config.json").write_text(json.dumps({k: v for k, v in keys.items() if k != key}))
+        else:
+            names = [
+                "model.safetensors",
+                "config.json",
+                "generation_config.json",
+                "tokenizer_config.json",
+                "tokenizer.json",
+            ]
+            file = folder / drawn.choice(names)
+            data = bytearray(file.read_bytes())
+            data[drawn.randrange(min(len(data), 3000))] ^= 1 << drawn.randrange(8)
+            file.write_bytes(data)
+        may_work(capsys, "generate", folder, *options["generate"])
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("case", SPEECH)

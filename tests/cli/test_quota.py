@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tarnn.cli.quota import CHOICES, stay_within_quota
+from tarnn.cli.threads import THREAD_CHOICES, stay_within_quota
 
 V2, V1 = "0::/box of one/inner\n", "9:memory:/box\n4:cpu,cpuacct:/box\n1:name=systemd:/\n"
 
@@ -64,7 +64,7 @@ def test_no_more_threads_than_the_quota_has_processors(system, groups, files, th
     assert environment.get("OMP_NUM_THREADS") == threads
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", THREAD_CHOICES)
 def test_what_the_user_has_chosen_stays(system, name):
     environment = {name: "7"}
     stay_within_quota(environment, system(V2, {"fs/cgroup/box of one/cpu.max": "200000 100000"}))
@@ -74,11 +74,11 @@ def test_what_the_user_has_chosen_stays(system, name):
 def test_a_command_stays_within_it():
     """What a new process of the command line takes."""
     program = (
-        "import tarnn.cli.quota as quota, tarnn.cli.main as main, sys\n"
+        "import tarnn.cli.threads as quota, tarnn.cli.main as main, sys\n"
         "quota.processors, quota.usual_threads = (lambda *_: 0.5), (lambda *_: 8)\n"
         "sys.argv = ['tarnn', 'info', '--json']\n"
         "main.main()"
     )
-    environment = {name: value for name, value in os.environ.items() if name not in CHOICES}
+    environment = {name: value for name, value in os.environ.items() if name not in THREAD_CHOICES}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(run.stdout)["threads"] == 1

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 from support.served import save_served
 
-from tarnn.cli.amounts import num_bytes, num_seconds
+from tarnn.cli.formats import num_bytes, num_seconds
 from tarnn.cli.main import main
 from tarnn.errors import UserError
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig

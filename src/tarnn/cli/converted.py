@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tarnn.checkpoint_keys import CONVERTED
-from tarnn.cli.model_page import LENGTHS, model_page
+from tarnn.cli.formats import LENGTHS, model_page
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
 from tarnn.log import Log

@@ -10,8 +10,8 @@ from typer import Argument, Option
 
 from tarnn.checkpoint_keys import MODEL_TYPES
 from tarnn.cli.converted import is_converted
+from tarnn.cli.formats import next_command
 from tarnn.cli.generate import Weights, pick_device
-from tarnn.cli.next_command import next_command
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
 from tarnn.log import Log, silent

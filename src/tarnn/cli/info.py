@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from tarnn.cli.converted import converted_text, describe_converted, is_converted
+from tarnn.cli.formats import LENGTHS, model_page
 from tarnn.cli.machine import machine_facts, machine_text
-from tarnn.cli.model_page import LENGTHS, model_page
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels

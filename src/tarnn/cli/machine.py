@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tarnn
-from tarnn.cli.waiting import described
+from tarnn.cli.threads import described
 from tarnn.matmul import refusal
 from tarnn.ops import backends
 

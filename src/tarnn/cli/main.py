@@ -13,8 +13,7 @@ from typer.exceptions import TyperException
 
 from tarnn._version import __version__
 from tarnn.cli.output import CONTROL
-from tarnn.cli.quota import stay_within_quota
-from tarnn.cli.waiting import wait_briefly
+from tarnn.cli.threads import stay_within_quota, wait_briefly
 from tarnn.errors import OneProcessError, is_out_of_memory
 from tarnn.extras import needed_for
 from tarnn.removed import message_of_command

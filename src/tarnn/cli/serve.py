@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from tarnn.cli.amounts import num_bytes, num_seconds
+from tarnn.cli.formats import num_bytes, num_seconds
 from tarnn.errors import UserError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]

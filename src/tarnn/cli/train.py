@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Exit, Option
 
-from tarnn.cli.next_command import next_command
+from tarnn.cli.formats import next_command
 from tarnn.cli.output import Output
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, RunSettings, own_options

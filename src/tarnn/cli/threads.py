@@ -1,22 +1,32 @@
-"""The processors that a container may use: cgroups limit their time, and torch, which counts cores, does not see it.
+"""Threads of OpenMP: as many as a container's quota has processors, and a short spin while they wait for work.
 
-With more threads than that, all of them stand still for the rest of each period (usually 100 ms) once its time is used up.
+cgroups limit the time of processors, and torch, which counts cores, does not detect it. With more threads than that, all
+of them stand still for the rest of each period (usually 100 ms) once its time is used up.
+
+torch's threads wait between parallel operations. By default they spin: about a millisecond with GCC's OpenMP (libgomp, in
+torch's packages for Linux), 200 with LLVM's and Intel's. If another program wants the core, a spinning thread takes it
+from the very thread that it waits for, and two threads are many times slower than one. A short spin costs next to nothing
+on a quiet machine (docs/decisions/2026-11-22-a-short-spin.md).
 """
 
 import math
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-CHOICES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by which a user says how many
+THREAD_CHOICES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by which a user says how many
 ROOT = Path("/")
 
 
 def stay_within_quota(environment: MutableMapping[str, str] = os.environ, root: Path = ROOT) -> None:
     """Ask for as many threads as the quota has processors, rounded up, where torch would take more and the user has chosen
     nothing. OpenMP reads it once, when torch is loaded: call it before."""
-    if "torch" in sys.modules or any(name in environment for name in CHOICES) or (quota := processors(root)) is None:
+    if (
+        "torch" in sys.modules
+        or any(name in environment for name in THREAD_CHOICES)
+        or (quota := processors(root)) is None
+    ):
         return
     if (threads := max(1, math.ceil(quota))) < usual_threads(root):
         environment["OMP_NUM_THREADS"] = str(threads)
@@ -51,3 +61,20 @@ def read(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+SHORT = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # libgomp: turns of its loop; LLVM's and Intel's: milliseconds
+WAIT_CHOICES = ("OMP_WAIT_POLICY", *SHORT)  # by which a user says how threads wait
+
+
+def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Ask for a short spin, unless the user has chosen something. OpenMP reads it once, when torch is loaded: call it before."""
+    if "torch" not in sys.modules and not any(name in environment for name in WAIT_CHOICES):
+        environment.update(SHORT)
+
+
+def described(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the settings, as "GOMP_SPINCOUNT=1000, KMP_BLOCKTIME=1"; "OpenMP's default" if there are none."""
+    return (
+        ", ".join(f"{name}={environment[name]}" for name in WAIT_CHOICES if name in environment) or "OpenMP's default"
+    )
