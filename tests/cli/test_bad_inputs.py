@@ -305,7 +305,7 @@ def test_a_damaged_front_end(good, tmp_path, capsys, case):
         file.setparams((1, 2, 8000, 0, "NONE", ""))
         file.writeframes(bytes(4000))
     run(capsys, "predict", folder, tmp_path / "out", tmp_path / "a.wav")
-    code = main(["transcribe", str(tmp_path / "a.wav"), str(folder)])
+    code = main(["transcribe", str(folder), str(tmp_path / "a.wav")])
     assert (code, "Traceback" in capsys.readouterr().err) == (2, False)
 
 

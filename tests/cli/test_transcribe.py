@@ -59,20 +59,19 @@ def test_a_file_is_transcribed(command, folders, sound):
     model, front, tokenizer = open_speech(folders[False])
     samples, rate = read_wav(sound())
     done = command("transcribe", folders[False], sound())
-    assert command("transcribe", sound(), folders[False]) == done  # the order of earlier versions
     with torch.no_grad():
         logits = model(**front(samples, rate, return_tensors="pt")).logits
     assert done.code == 0, done.err
     assert done.out.split() == tokenizer.decode(logits[0].argmax(-1)).split()
     assert len(done.out) > 5
-    assert command("transcribe", sound(), folders[False], "--beam", 8).code == 0
+    assert command("transcribe", folders[False], sound(), "--beam", 8).code == 0
 
 
 def test_the_pipeline_of_transformers_says_the_same(command, folders, sound):
     asr = pipeline("automatic-speech-recognition", model=str(folders[True]))
     samples, rate = read_wav(sound())
     found = asr({"raw": samples, "sampling_rate": rate})["text"]
-    assert found.split() == command("transcribe", sound(), folders[True]).out.split()
+    assert found.split() == command("transcribe", folders[True], sound()).out.split()
 
 
 def test_the_pipeline_does_not_read_padding(folders, sound):
@@ -97,15 +96,15 @@ def test_a_stream_is_the_whole(folders, sound, size):
 
 
 def test_a_stream_is_written(command, folders, sound):
-    whole = command("transcribe", sound(), folders[True])
-    assert command("transcribe", sound(), folders[True], "--stream", "--chunk", 0.1) == whole
+    whole = command("transcribe", folders[True], sound())
+    assert command("transcribe", folders[True], sound(), "--stream", "--chunk", 0.1) == whole
 
 
 def test_what_is_refused(command, folders, sound, tmp_path):
     model = folders[False]
-    assert command("transcribe", sound(rate=16000), model).is_refusal("a.wav has 16,000 samples per second")
-    assert command("transcribe", sound(SOUND[:50]), model).is_refusal("a.wav has 50 samples, less than one frame")
-    assert command("transcribe", sound(), model, "--stream").is_refusal("sees both sides")
-    assert command("transcribe", sound(), folders[True], "--stream", "--beam", 2).is_refusal("--beam", "--stream")
-    assert command("transcribe", sound(), tmp_path).is_refusal("it has no config.json")
-    assert command("transcribe", tmp_path / "b.wav", model).is_refusal("b.wav: no such file")
+    assert command("transcribe", model, sound(rate=16000)).is_refusal("a.wav has 16,000 samples per second")
+    assert command("transcribe", model, sound(SOUND[:50])).is_refusal("a.wav has 50 samples, less than one frame")
+    assert command("transcribe", model, sound(), "--stream").is_refusal("sees both sides")
+    assert command("transcribe", folders[True], sound(), "--stream", "--beam", 2).is_refusal("--beam", "--stream")
+    assert command("transcribe", tmp_path, sound()).is_refusal("it has no config.json")
+    assert command("transcribe", model, tmp_path / "b.wav").is_refusal("b.wav: no such file")

@@ -32,8 +32,9 @@ def test_an_example_trains_saves_and_opens_again(name, capsys, monkeypatch, tmp_
     assert OPENED_BY[name].from_pretrained(out).num_parameters() > 0
     again = run(name, capsys, monkeypatch, "--use", out)
     assert trained.splitlines()[-1] == again.splitlines()[-1]
-    assert main(["predict", str(out), "a text"]) == 2
-    assert f"examples/{name}.py" in capsys.readouterr().err
+    for command in (["predict", "a text"], ["eval", "a.txt"], ["info"], ["generate", "--prompt", "a"]):
+        assert main([command[0], str(out), *command[1:]]) == 2
+        assert f"examples/{name}.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", OPENED_BY)

@@ -171,7 +171,7 @@ def test_a_run_of_speech_transcribes_as_a_stream_and_as_a_whole(script, recordin
     assert script("speech", *SPEECH, "--data", recordings, "--runs", tmp_path / "runs").code == 0
     with zipfile.ZipFile(recordings / "fsdd" / "recordings.zip") as archive:
         (tmp_path / "a.wav").write_bytes(archive.read("7_b_40.wav"))
-    words = ["transcribe", str(tmp_path / "a.wav"), str(tmp_path / "runs" / "fsdd_letters_linear_causal_0" / "model")]
+    words = ["transcribe", str(tmp_path / "runs" / "fsdd_letters_linear_causal_0" / "model"), str(tmp_path / "a.wav")]
     capsys.readouterr()
     assert command([*words, "--stream"]) == command(words) == 0
     streamed, whole = capsys.readouterr().out.splitlines()

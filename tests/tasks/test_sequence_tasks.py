@@ -157,7 +157,7 @@ def test_sounds_become_letters(tarnn, sources, tmp_path):
     assert code == 0, err
     code, out, err = tarnn("predict", run, tmp_path / "1.wav", tmp_path / "0.wav")
     assert (code, out.split()) == (0, ["A", "B"]), err
-    assert tarnn("transcribe", tmp_path / "1.wav", run)[1].strip() == "A"
+    assert tarnn("transcribe", run, tmp_path / "1.wav")[1].strip() == "A"
     for line, message in (
         ("0.wav\tÄ\n", "bad.tsv, line 1: the transcript has 'Ä'"),
         ("none.wav\tA\n", "bad.tsv, line 1: .*none.wav"),

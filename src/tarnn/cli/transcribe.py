@@ -19,7 +19,7 @@ def transcribe(
     ] = False,
     chunk: Annotated[float, Option(help="With --stream: seconds read at a time.", min=0.01, max=60)] = 0.5,
 ) -> None:
-    """Write what is said in FILE, by the model in RUN. (FILE before RUN is understood, too.)
+    """Write what is said in FILE, by the model in RUN.
 
     The folder holds a `TarnnForCTC`, its front end (preprocessor_config.json) and its tokenizer, as `tarnn train --task ctc`
     and `experiments/speech.py` leave them.
@@ -29,8 +29,6 @@ def transcribe(
     from tarnn.tasks.speech.ctc import beam_search, best_path
     from tarnn.tasks.speech.recordings import read_wav
 
-    if file.is_dir() and not checkpoint.is_dir():  # the order of earlier versions
-        checkpoint, file = file, checkpoint
     model, front, tokenizer = open_speech(checkpoint)
     samples, rate = read_wav(file)
     front.check(samples, rate, str(file))
