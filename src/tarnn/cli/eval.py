@@ -71,7 +71,7 @@ def measure(
     from tarnn.training.evaluation import evaluate
 
     file = checkpoint / "config.json"
-    types = {*MODEL_TYPES, *(task.model_type for task in TASKS.values())}
+    types = [*MODEL_TYPES, *(task.model_type for task in TASKS.values())]
     ours = not file.is_file() or read_json(file).get("model_type") in types
     model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tarnn.cli.continuation import prepare_step
 from tarnn.cli.progress import progress
-from tarnn.cli.step import prepare_step
 from tarnn.decoding.pixels import pixel_sampler, upper_rows
 from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError

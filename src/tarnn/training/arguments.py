@@ -1,17 +1,19 @@
-"""From a run's settings to Hugging Face's TrainingArguments; `--set key=value` for all that has no option."""
+"""Make the TrainingArguments of a run (`--set key=value` for all that has no option), and refuse models that are too large."""
 
 import dataclasses
+import os
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any, cast, get_args, get_origin
 
+import psutil
 import torch
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 
 from tarnn.errors import UserError
-from tarnn.tasks import RunSettings
+from tarnn.tasks import RunSettings, Task
 from tarnn.training.budget import FLOOR, WARMUP
 
 # what has an option of its own, or what the run depends on being as it is
@@ -174,3 +176,32 @@ def try_parts(args: TrainingArguments) -> None:
     )
     for callback in get_reporting_integration_callbacks(args.report_to):
         callback()
+
+
+BYTES_PER_WEIGHT = 16  # the weight, its gradient and Adam's two sums, in float32
+
+
+def refuse_too_large(task: Task, args: TrainingArguments) -> None:
+    """UserError where the weights, or the least that a batch needs, are more than the memory that is free.
+
+    The least that a batch needs: its logits and what enters each layer. Nothing is allocated to find out. Processes on one
+    machine share its memory, and all of them the weights where these are sharded.
+    """
+    config, example = task.config(), task.collate(task.examples.__getitems__([0]))
+    weights, places = config.num_parameters_estimate(), example.get("attention_mask")  # of frames, of many numbers each
+    longest = max(x.numel() for x in (example.values() if places is None else [places]))
+    tokens = args.train_batch_size * longest
+    per_token = 4 * (config.hidden_size * config.num_hidden_layers + (getattr(config, "vocab_size", 0) or 0))
+    on_gpu = args.device.type == "cuda"
+    free = torch.cuda.mem_get_info(args.device)[0] if on_gpu else psutil.virtual_memory().available
+    free //= 1 if on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    shards = args.world_size if args.fsdp else 1
+    for what, needed, smaller in (
+        (f"{weights:,} parameters", weights * BYTES_PER_WEIGHT // shards, "--hidden-size, --layers or --mixtures"),
+        (f"batches of {tokens:,} tokens", tokens * per_token, "--batch-size or --context"),
+    ):
+        if needed > free:
+            raise UserError(
+                f"{what} need at least {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; choose a smaller "
+                f"{smaller}."
+            )
