@@ -26,7 +26,7 @@ from scripts.common.tables import page, source
 from scripts.common.targets import GUARANTEE
 from tarnn.kernels.cpu import library
 from tarnn.ops import DeltaState, low_rank_delta_rule, low_rank_delta_step
-from tarnn.ops.delta.low_rank_definition import low_rank_delta
+from tarnn.ops.delta.definition import low_rank_delta
 
 HEADS = 16
 CHUNKS, LOOP = "chunks", "loop"

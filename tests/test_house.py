@@ -35,8 +35,8 @@ ROOMS = {
 }
 ROOMS["cli"] = set(ROOMS) - {"kernels"}
 GROUND = {
-    "_version", "auto_classes", "checkpoint_keys", "log", "errors", "extras", "json_file", "large_pages", "lazy", "matmul",
-    "numerics", "other_names", "registry", "removed", "tarnn", "units",
+    "_version", "auto_classes", "checkpoint_keys", "log", "errors", "extras", "json_file", "large_pages", "lazy",
+    "log_features", "matmul", "numerics", "other_names", "registry", "removed", "tarnn",
 }  # fmt: skip
 COMPUTES_NAMES = {  # files that import a module by a name which stands nowhere in their text, and so is unseen by these tests
     "tarnn.lazy": "names of packages, on first use",

@@ -7,6 +7,8 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from tarnn.removed import message
+
 Kind = TypeVar("Kind", bound=type)
 
 
@@ -96,9 +98,10 @@ class Registry(dict[str, Named]):
     def check_options(self, name: str, options: Mapping[str, Any], known: set[str]) -> None:
         """Raise ValueError for options that are not among the known ones."""
         if unknown := sorted(set(options) - known):
+            gone = "".join(f" {message(f'{self[name].kind.__name__}({option}=)')}" for option in unknown)
             raise ValueError(
                 f"the {self.what} {name!r} has no option {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(sorted(known)) or 'none'}."
+                f"it takes {', '.join(sorted(known)) or 'none'}.{gone}".rstrip()
             )
 
 

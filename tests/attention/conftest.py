@@ -146,7 +146,7 @@ def twice(kind, *sizes):
 
 
 BOTH_ROWS = ROWS | {
-    "window, global tokens": lambda **more: WindowAttention(window=2, sinks=1, global_tokens=[3], **SIZES | more),
+    "window, sinks": lambda **more: WindowAttention(window=2, sinks=1, **SIZES | more),
     "linear, a head fades": lambda **m: linear(Identity, normalize=False, **twice(HeadDecay, KV_HEADS))(**m),
     "linear, a token fades": lambda **m: linear(Elu, **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
     "linear, a channel fades": lambda **m: linear(Dpfp, **twice(ChannelDecay, HIDDEN, KV_HEADS, 2 * HEAD_DIM))(**m),

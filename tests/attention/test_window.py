@@ -5,7 +5,7 @@ import torch
 
 from tarnn.attention import WindowAttention
 from tarnn.decoding.fused import refusal
-from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM, TarnnModel, TarnnSeq2SeqConfig
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnModel, TarnnSeq2SeqConfig
 
 SIZES = {
     "vocab_size": 30,
@@ -34,22 +34,9 @@ def moved(model, place):
 
 
 @torch.no_grad()
-def test_an_encoder_sees_its_window_and_global_tokens():
+def test_an_encoder_sees_its_window_and_first_tokens():
     assert moved(encoder(), 20) == set(range(18, 23))
-    assert moved(encoder(global_tokens=[5, 0]), 20) == {0, 5, *range(18, 23)}
-    assert moved(encoder(global_tokens=[5, 0]), 5) == set(range(40))
     assert moved(encoder(sinks=1), 0) == set(range(40))
-
-
-@torch.no_grad()
-def test_a_checkpoint_keeps_its_places(tmp_path):
-    config = encoder(global_tokens=[0]).config
-    model = TarnnForMaskedLM(config).eval()
-    model.save_pretrained(tmp_path)
-    again = TarnnForMaskedLM.from_pretrained(tmp_path).eval()
-    assert again.model.layers[0].attention.global_tokens == (0,)
-    ids = torch.arange(20)[None]
-    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 @torch.no_grad()
@@ -76,9 +63,6 @@ def test_a_decoder_generates_from_a_state_of_constant_size():
     [
         ({"window": 0}, "from 1 and from 0 on; got 0 and 0"),
         ({"sinks": -1}, "from 1 and from 0 on; got 128 and -1"),
-        ({"global_tokens": [-1]}, r"places from 0 on, such as \[0\]; got \[-1\]"),
-        ({"global_tokens": 0}, r"places from 0 on, such as \[0\]; got 0"),
-        ({"global_tokens": [0], "causal": True}, "causal attention may not know"),
         ({"context_size": 9}, 'take cross_attention="softmax"'),
     ],
 )
@@ -94,5 +78,10 @@ def test_an_encoder_decoder_needs_another_cross_attention():
 
 
 def test_options_of_a_config_are_names_numbers_or_lists_of_these():
-    with pytest.raises(ValueError, match="global_tokens of 'window' is a name, a number"):
-        TarnnConfig(**SIZES, attention="window", attention_options={"window": {"global_tokens": [{}]}})
+    with pytest.raises(ValueError, match="sinks of 'window' is a name, a number"):
+        TarnnConfig(**SIZES, attention="window", attention_options={"window": {"sinks": [{}]}})
+
+
+def test_a_config_with_global_tokens_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"no option 'global_tokens'.*has been removed. Take `sinks` for first tokens"):
+        TarnnConfig(**SIZES, attention="window", attention_options={"window": {"global_tokens": [0]}})

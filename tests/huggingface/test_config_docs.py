@@ -50,7 +50,7 @@ def test_options_of_attention_are_what_no_model_gives():
     own = {
         "gated_delta": {"filter_width": 3},
         "mamba2": {"filter_width": 2, "state_size": 5},
-        "window": {"window": 5, "sinks": 2, "global_tokens": [3]},
+        "window": {"window": 5, "sinks": 2},
     }
     for name, (_, options) in rows("Kinds of attention").items():
         given = {"dropout": 0.25, **own.get(name, {})}

@@ -35,7 +35,7 @@ def watched():
         return run(operator, *inputs)
 
     with (
-        mock.patch.object(registration, "is_plain", return_value=False),
+        mock.patch.object(registration, "is_untraced", return_value=False),
         mock.patch.object(CustomOpDef, "__call__", record),
     ):
         yield calls

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from tarnn.kernels.cpu import library
 from tarnn.ops import DeltaState, low_rank_delta_rule
-from tarnn.ops.delta.low_rank_definition import low_rank_delta
+from tarnn.ops.delta.definition import low_rank_delta
 
 
 def close(x: Tensor, y: Tensor) -> None:

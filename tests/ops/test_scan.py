@@ -4,8 +4,7 @@ import pytest
 import torch
 from support.scans import Scan, draw
 
-from tarnn.ops.scan.diagonal import _scan as diagonal
-from tarnn.ops.scan.selective import _scan as selective
+from tarnn.ops.scan.op import diagonal, selective
 
 KINDS = ("diagonal", "selective")
 both = pytest.mark.parametrize("kind", KINDS)

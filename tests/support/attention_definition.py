@@ -58,9 +58,8 @@ def define(module, x, context=None, key_mask=None):
 
 
 def _window(module: WindowAttention, q, k, v, key_mask):
-    places = torch.isin(torch.arange(q.shape[2]), torch.tensor(module.global_tokens)).expand(len(q), -1)
     options = {"causal": module.causal, "window": module.window, "sinks": module.sinks, "scale": q.shape[3] ** -0.5}
-    return hybrid_definition.hybrid(q, k, v, None, key_mask=key_mask, global_tokens=places, **options)[0]
+    return hybrid_definition.hybrid(q, k, v, None, key_mask=key_mask, **options)[0]
 
 
 def _linear(module: LinearAttention, x, q, k, v, key_mask):

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from tarnn.kernels.cpu import linear as cpu, scan
+from tarnn.kernels.cpu import linear as cpu, recurrent
 from tarnn.kernels.eager import delta, low_rank_delta, recurrence, segments
 
 TINY = {
@@ -17,7 +17,7 @@ TINY = {
     "SEGMENT_MIN": 8,
     "STRETCH": 8,
 }
-BACKENDS = (cpu, segments, delta, low_rank_delta, recurrence, scan)  # the modules that know how large chunks are
+BACKENDS = (cpu, segments, delta, low_rank_delta, recurrence, recurrent)  # the modules that know how large chunks are
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tarnn.numerics import wide
-from tarnn.ops.delta.low_rank_definition import low_rank_delta
+from tarnn.ops.delta.definition import low_rank_delta
 
 HEADS = {"queries in groups": (4, 2, 2), "values in groups": (2, 2, 4), "one of each": (2, 2, 2)}
 DECAYS = ["none", "head", "token", "channel"]

@@ -20,11 +20,10 @@ from tarnn import ops
 from tarnn.kernels.cpu import library
 from tarnn.numerics import wide
 from tarnn.ops.convolution.definition import convolution
-from tarnn.ops.delta.definition import recurrent
-from tarnn.ops.delta.low_rank_definition import low_rank_delta
+from tarnn.ops.delta.definition import low_rank_delta, recurrent
 from tarnn.ops.features import features, log_features
 from tarnn.ops.hybrid import definition as hybrid_definition
-from tarnn.ops.hybrid.slots import scores
+from tarnn.ops.hybrid.arguments import scores
 from tarnn.ops.scan import definition as scans
 
 Tensors = dict[str, Tensor]
@@ -107,8 +106,7 @@ class Drawn:
         return {n: x if n in timeless else x[index] for n, x in self.tensors.items() if n != "state"}
 
     def _options(self, at: Any) -> dict[str, Any]:
-        masks = {"key_mask": self.key_mask, "global_tokens": self.options.get("global_tokens")}
-        return self.options | {name: x[:, at] for name, x in masks.items() if x is not None}
+        return self.options if self.key_mask is None else self.options | {"key_mask": self.key_mask[:, at]}
 
     def _call(self, at: Any, state: Any, cuts: list[int] | None = None, last: bool = True) -> Results:
         more = {} if cuts is None else {"cu_seqlens": torch.tensor(cuts, dtype=torch.int32)}
@@ -438,8 +436,6 @@ def _hybrid(rng, rand, b, t, dtype):
     }
     if options["causal"] and rng.random() < 0.4:
         tensors["log_decay"] = -rand(b, g, t).abs() * rng.choice((0.01, 1.0))
-    if not options["causal"] and rng.random() < 0.5:
-        options["global_tokens"] = rand(b, t) > rng.choice((1.6, 0.0))
     kind, m = rng.choice(("none", "favor", "favor", "elu", "exp", "clusters")), rng.choice((4, 16, 40))
     maps = {"elu": tarnn.Elu(), "exp": tarnn.feature_maps.Exp(), "none": None}
     maps["favor"] = tarnn.PositiveRandomFeatures(d, m, seed=t)

@@ -14,7 +14,6 @@ from tarnn.attention.registry import register
 from tarnn.numerics import widen
 from tarnn.ops import ConvolutionState, DeltaState, delta_rule, delta_step, short_convolution, short_convolution_step
 from tarnn.ops.state import State
-from tarnn.other_names import LAYER, names_ours
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +44,6 @@ class GatedDeltaAttention(RecurrentAttention):
     state_class = GatedDeltaState
     why_causal = "a delta rule corrects what earlier tokens wrote, so it needs causal self-attention"
 
-    @names_ours(LAYER)
     def __init__(
         self,
         hidden_size: int,

@@ -18,7 +18,6 @@ from tarnn.feature_maps.statistics import FittedMap
 from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
-from tarnn.other_names import LAYER, names_ours
 
 _IDENTITY = Identity()
 
@@ -52,7 +51,6 @@ class LinearAttention(MultiHeadAttention):
     Raises ValueError for combinations that have no meaning, with the reason.
     """
 
-    @names_ours(LAYER)
     def __init__(
         self,
         hidden_size: int,

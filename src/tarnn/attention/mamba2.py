@@ -24,7 +24,6 @@ from tarnn.ops import (
 )
 from tarnn.ops.elementwise import swiglu
 from tarnn.ops.state import State
-from tarnn.other_names import LAYER, names_ours
 
 _IDENTITY = Identity()
 
@@ -58,7 +57,6 @@ class Mamba2Attention(RecurrentAttention):
     state_class = Mamba2State
     why_causal = "a Mamba-2 layer is a recurrence over its own input, from left to right"
 
-    @names_ours(LAYER)
     def __init__(
         self,
         hidden_size: int,

@@ -11,7 +11,6 @@ from tarnn.attention.registry import register
 from tarnn.attention.rwkv7 import Rwkv7TimeMixing, Vectors
 from tarnn.attention.token_shift import token_shift
 from tarnn.ops.state import State
-from tarnn.other_names import LAYER, names_ours
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,7 +37,6 @@ class Rwkv7Attention(RecurrentAttention):
     state_class = Rwkv7State
     why_causal = "an RWKV-7 layer is a recurrence over its own input, from left to right"
 
-    @names_ours(LAYER)
     def __init__(
         self,
         hidden_size: int,

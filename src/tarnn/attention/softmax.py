@@ -9,7 +9,6 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
 from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.ops import KVCache, softmax_attention, softmax_step
-from tarnn.other_names import LAYER, names_ours
 
 
 @register("softmax")
@@ -23,7 +22,6 @@ class SoftmaxAttention(MultiHeadAttention):
     layer_type = "tarnn_softmax"
     has_weights = True
 
-    @names_ours(LAYER)
     def __init__(self, hidden_size: int, num_heads: int, *, causal: bool, rotary: Rotary | None = None, **options: Any):
         super().__init__(hidden_size, num_heads, causal=causal, **options)
         self.set_rotary(rotary, self.head_dim)

@@ -12,7 +12,7 @@ from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import attention_layers, converted_layers
 from tarnn.huggingface.cache import LinearStateLayer
 from tarnn.huggingface.rewind import check_crop_of
-from tarnn.ops.softmax.state import KVCache
+from tarnn.ops.softmax.cache import KVCache
 
 OWN_CACHE = ("minimax",)  # models whose forward refuses any other
 

@@ -16,8 +16,8 @@ from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.layer import HeadStates
 from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
 from tarnn.errors import UserError
-from tarnn.ops.hybrid.state import HybridState
-from tarnn.ops.softmax.state import KVCache
+from tarnn.ops.softmax.cache import KVCache
+from tarnn.ops.states import HybridState
 
 NOT_THE_FUNCTION = {
     "_name_or_path",

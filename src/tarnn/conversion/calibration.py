@@ -17,9 +17,9 @@ from tarnn.conversion.options import build_map
 from tarnn.conversion.rows import Row, length_of, run_model
 from tarnn.feature_maps import FeatureMap, QueryClusters, options_of
 from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
+from tarnn.log_features import full_units
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
-from tarnn.units import full_units
 
 BLOCK = 256
 SAMPLED = 256  # queries of a row, for clusters

@@ -37,8 +37,8 @@ def describe_attention(attention: Any, plan: Any, frequencies: Any) -> Any:
     if own is None:
         raise plan.refusal(attention, "has no options (tarnn.conversion.set_options gives it some)")
     options = DEFAULTS[name]._replace(**own.options)
-    if options.slots or options.global_tokens:
-        raise plan.refusal(attention, f"has {'slots' if options.slots else 'global tokens'}")
+    if options.slots:
+        raise plan.refusal(attention, "has slots")
     hybrid = plan.add(own, window=options.window, sinks=options.sinks, far_until=options.far_until)
     return plan.attention("hybrid", **facts, **norms, **hybrid)
 

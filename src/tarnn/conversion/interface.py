@@ -108,8 +108,6 @@ def hybrid(defaults: AttentionOptions, call: Call) -> Tensor | None:
     options = defaults._replace(**own.options)
     shared: dict[str, Any] = {"causal": call.causal, "scale": call.scale, "softcap": call.options.get("softcap")}
     shared |= {name: getattr(options, name) for name in ("window", "sinks", "slots", "far_until")}
-    if options.global_tokens:
-        shared["global_tokens"] = torch.tensor(list(options.global_tokens), device=call.q.device)
     bounds = documents_in(call, cached=cached is not None)
     if options.far_until is not None and own.feature_map is not None:
         warn_beyond(options.far_until, bounds, call.k.shape[2] if cached is None else cached.num_tokens)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops.hybrid.op import hybrid_attention
+from tarnn.ops.softmax.cache import KVCache
 from tarnn.ops.softmax.op import softmax_attention
-from tarnn.ops.softmax.state import KVCache
 from tarnn.ops.state import State
 
 MODES = ("features", "window", "exact")
@@ -92,7 +92,7 @@ class LayerAttention(nn.Module):
     ) -> tuple[Tensor, HeadStates | None]:
         """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and with `return_state` the state after them.
 
-        keys: window, sinks, slots, far_until and global_tokens, as `hybrid_attention` takes them.
+        keys: window, sinks, slots and far_until, as `hybrid_attention` takes them.
         """
         if scale is not None:  # maps estimate e^(q·k/√d)
             q = q * (scale * self.heads.d**0.5)

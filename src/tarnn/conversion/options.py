@@ -15,6 +15,7 @@ from tarnn.checkpoint_keys import CONVERTED, METHOD
 from tarnn.conversion.layer import MODES, Heads, LayerAttention
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.by_name import described, make, options_of
+from tarnn.removed import message
 
 LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
 KEY = CONVERTED  # of a model's config: the options of all layers, and under "layers" those of single ones
@@ -32,7 +33,6 @@ class AttentionOptions(NamedTuple):
         softmax over all keys, which are all kept with their values.
     far_until: queries from this position of their sequence on (from 0) have no estimated keys: `convert` sets the length
         that it calibrated on, since beyond it features do harm. Not causal: no query of a longer text has any. None: all do.
-    global_tokens: places of tokens, such as [0], that all see and that see all, exactly; in encoders.
     far_bias: λ, added to the log-weights of estimated keys: a number, or one for each query head. It is a parameter of
         the layer, so it is saved with the weights, not in config.json.
     """
@@ -44,7 +44,6 @@ class AttentionOptions(NamedTuple):
     mode: str | Sequence[str] = "features"
     far_bias: float | Sequence[float] | Tensor = 0.0
     far_until: int | None = None
-    global_tokens: Sequence[int] = ()
 
 
 LEAST = {"window": 1, "sinks": 0, "slots": 0, "far_until": 0}
@@ -52,7 +51,6 @@ STORED_TYPES: dict[str, Any] = {  # in a config.json, of options that are no who
     "feature_map": str | Mapping | None,
     "mode": str | list | None,
     "far_bias": int | float | None,
-    "global_tokens": list | tuple,
 }
 DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}
 
@@ -92,10 +90,7 @@ def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, 
 
     Raises ValueError for an unknown option or layer, and for a map that does not fit the layer's heads.
     """
-    if unknown := sorted(set(options) - set(AttentionOptions._fields)):
-        raise ValueError(
-            f"tarnn's attention has no option {', '.join(unknown)}; it takes {', '.join(AttentionOptions._fields)}."
-        )
+    _check_names("tarnn's attention", options)
     config: Any = model.config
     modules, options = attention_layers(model), dict(options)
     chosen = list(range(len(modules)) if layers is None else [layers] if isinstance(layers, int) else layers)
@@ -153,15 +148,21 @@ def check_stored(stored: Any, num_layers: int) -> None:
     for options in ({k: v for k, v in stored.items() if k != "layers"}, *single.values()):
         if not isinstance(options, Mapping):
             raise ValueError(f"{KEY}: the options of a layer are an object; got {options!r:.80}.")
-        if unknown := sorted(set(options) - set(AttentionOptions._fields)):
-            raise ValueError(f"{KEY} has no option {', '.join(unknown)}; it has {', '.join(AttentionOptions._fields)}.")
+        _check_names(KEY, options)
         for name, value in options.items():
             if name in LEAST and not (name == "far_until" and value is None):
                 check_whole_number(f"{KEY}: {name}", value, LEAST[name], 2**31)
             elif name in STORED_TYPES and not isinstance(value, STORED_TYPES[name]):
                 raise ValueError(f"{KEY}: {name} has the wrong type; got {value!r:.60}.")
-        for place in options.get("global_tokens", ()):
-            check_whole_number(f"{KEY}: global_tokens", place, 0, 2**31)
+
+
+def _check_names(owner: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that there are not."""
+    if unknown := sorted(set(options) - set(AttentionOptions._fields)):
+        gone = "".join(f" {message(f'set_options({name}=)')}" for name in unknown)
+        raise ValueError(
+            f"{owner} has no option {', '.join(unknown)}; it takes {', '.join(AttentionOptions._fields)}.{gone}".rstrip()
+        )
 
 
 def check_whole_number(name: str, value: Any, least: int, below: float = math.inf) -> None:

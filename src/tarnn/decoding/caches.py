@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
-from tarnn.ops.softmax.rows import RowCaches
-from tarnn.ops.softmax.state import full
+from tarnn.ops.softmax.cache import RowCaches, full
 
 BY_POSITION = (-1, 0)  # in place of a length and of whether there is a mask: each row has a cache of its own
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu.model_step import Block
-from tarnn.ops.hybrid.state import HybridState
-from tarnn.ops.softmax.state import KVCache
+from tarnn.ops.softmax.cache import KVCache
 from tarnn.ops.state import State
+from tarnn.ops.states import HybridState
 
 REACHES = ("features", "window", "exact")  # of a key head, as csrc/model_step/stack.h has them
 NO_END = 2**62

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
-from tarnn.ops.hybrid.state import HybridState
-from tarnn.ops.softmax.rows import RowCaches
+from tarnn.ops.softmax.cache import RowCaches
+from tarnn.ops.states import HybridState
 
 
 class UnfitState(ValueError):

@@ -2,16 +2,14 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from tarnn.kernels.packing import bounds
-from tarnn.numerics import wide
+from tarnn.kernels.records import AlongTime
 
 LARGEST_WIDTH = 31
 
 
-class Call(NamedTuple):
+class ConvolutionFields(NamedTuple):
     """Tokens x, one filter per channel, and what stands before them. n: rows, or sequences packed into one row."""
 
     x: Tensor  # (b, t, c)
@@ -24,33 +22,6 @@ class Call(NamedTuple):
     causal: bool
     silu: bool  # the output is x / (1 + e^-x) of each sum
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What sums are computed in."""
-        return wide(self.x.dtype)
-
-    @property
-    def before(self) -> int:
-        """How many tokens before its own a filter reaches: of a centred one of even width it is one less than after it."""
-        return self.weight.shape[1] - 1 if self.causal else (self.weight.shape[1] - 1) // 2
-
-    @property
-    def num_sequences(self) -> int:
-        return self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-
-    def cuts(self) -> list[int] | None:
-        """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
-        return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.x.shape[1])
-
-    def new_outputs(self) -> "Outputs":
-        """Tensors to write outputs into, contiguous."""
-        return Outputs(self.x.new_empty(self.x.shape), self.new_state())
-
-    def new_state(self) -> Tensor:
-        """To write the state behind the call into; a centred filter has none."""
-        width = self.weight.shape[1] - 1 if self.causal else 0
-        return self.x.new_empty(self.num_sequences, width, self.x.shape[2])
-
 
 class Outputs(NamedTuple):
     o: Tensor  # (b, t, c)  zeros at masked tokens
@@ -62,3 +33,21 @@ class Gradients(NamedTuple):
     weight: Any
     bias: Any
     S: Any
+
+
+class Call(AlongTime, ConvolutionFields):
+    __slots__ = ()
+
+    @property
+    def before(self) -> int:
+        """How many tokens before its own a filter reaches: of a centred one of even width it is one less than after it."""
+        return self.weight.shape[1] - 1 if self.causal else (self.weight.shape[1] - 1) // 2
+
+    def new_outputs(self) -> Outputs:
+        """Return outputs to write into, contiguous."""
+        return Outputs(self.x.new_empty(self.x.shape), self.new_state())
+
+    def new_state(self) -> Tensor:
+        """Return the state after the call to write into; a centred filter has none."""
+        width = self.weight.shape[1] - 1 if self.causal else 0
+        return self.x.new_empty(self.num_sequences, width, self.x.shape[2])

@@ -40,7 +40,6 @@ class Call(NamedTuple):
     slot_score: Tensor | None  # (b, g, c)  −∞: empty
     slot_place: Tensor | None  # (b, g, c)
     score: Tensor | None  # (b, g, w + t)  how badly features represent each key of the row
-    apart: Tensor | None  # (b, w + t)  not causal: which keys of the row stand among the sinks; None: the first s
     window: int
     causal: bool
     scale: float

@@ -2,18 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from tarnn.kernels.packing import bounds
-from tarnn.numerics import wide
-
-# fields of a call with axes (b, h, t, …); and of a call and its outputs with (n, …), n the sequences
-IN_TIME = ("q", "k", "v", "log_decay", "key_log_weight")
-PER_SEQUENCE = ("S", "z", "M")
+from tarnn.kernels.records import WithHeads
 
 
-class Call(NamedTuple):
+class LinearFields(NamedTuple):
     """Queries (b, h, t, d), keys (b, g, s, d), values (b, m, s, e), and all that says what to do with them.
 
     Features are `function` (`kernels.features`) of x, or with Ω of factor·Ω x + β − square·|x|² + offset, plus shift.
@@ -44,10 +38,73 @@ class Call(NamedTuple):
     shift: float = 0.0
     at_least_one: bool = False  # normalised by max(|denominator|, 1), in true units and without eps
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What features and sums are computed in."""
-        return wide(self.q.dtype)
+
+class Outputs(NamedTuple):
+    """Results of a call. The denominators are for `backward` alone, in units of e^M, as the sums are."""
+
+    o: Tensor  # (b, max(h, m), t, e)
+    den: Tensor | None  # (b, max(h, m), t)
+    S: Any  # (n, m, f, e)  the state behind; with z and M None where nobody asked for it
+    z: Any  # (n, m, f)
+    M: Any  # (n, m)  zeros where nothing has a log-weight; a step without log-weights has None
+    kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
+
+
+class Returned(NamedTuple):
+    """Inputs of `backward` beside the call: gradients of its outputs, and the outputs that it kept for this."""
+
+    grad_o: Tensor
+    grad_S: Tensor | None
+    grad_z: Tensor | None
+    o: Tensor
+    den: Tensor
+    # the state that all queries read, where not causal
+    S_behind: Tensor | None
+    z_behind: Tensor | None
+    M_behind: Tensor | None
+    kept: Tensor | None  # as in the outputs
+    wants_projection: bool  # whether the gradients of Ω and β are wanted
+
+    @classmethod
+    def of(
+        cls, call: Any, outputs: Outputs, grad_o: Tensor, grad_S: Tensor | None = None, grad_z: Tensor | None = None
+    ) -> "Returned":
+        """These gradients of a call's outputs, with what it kept of them; gradients of all that it was given are wanted."""
+        S, z, M = (None, None, None) if call.causal else (outputs.S, outputs.z, outputs.M)
+        projected = call.omega is not None
+        assert outputs.den is not None, "a forward pass for backward gives denominators"
+        return cls(grad_o, grad_S, grad_z, outputs.o, outputs.den, S, z, M, outputs.kept, projected)
+
+
+class Gradients(NamedTuple):
+    """A tensor for each of the first fields of a call; None for those that it doesn't have, or that nobody wants."""
+
+    q: Any
+    k: Any
+    v: Any
+    log_decay: Any
+    key_log_weight: Any
+    S: Any
+    z: Any
+    omega: Any
+    bias: Any
+
+    def of(self, call: Any) -> "Gradients":
+        """Each in the dtype of the input that it is the gradient of: those of small inputs were made in the wide one."""
+        pairs = zip(self, call.differentiable)
+        return Gradients(*[g if g is None or x is None or g.dtype == x.dtype else g.to(x.dtype) for g, x in pairs])
+
+    def wanted(self, call: Any) -> tuple[Any, ...]:
+        """None for what the call doesn't have."""
+        return tuple([None if x is None else g for g, x in zip(self, call.differentiable)])
+
+
+class Call(WithHeads, LinearFields):
+    __slots__ = ()
+    outputs, gradients = Outputs, Gradients
+    in_time = ("q", "k", "v", "log_decay", "key_log_weight")
+    per_sequence = ("S", "z", "M")
+    small = ("log_decay", "key_log_weight", "omega", "bias")
 
     @property
     def weighted(self) -> bool:
@@ -73,124 +130,30 @@ class Call(NamedTuple):
         return self.q.shape[1] * self.values_per_key
 
     @property
-    def has_channels(self) -> bool:
-        """Whether the decay is one for each feature."""
-        return self.log_decay is not None and self.log_decay.ndim == 4
-
-    @property
-    def num_sequences(self) -> int:
-        return self.k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-
-    def cuts(self) -> list[int] | None:
-        """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
-        return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.q.shape[2])
-
-    @property
     def differentiable(self) -> tuple[Any, ...]:
         """The fields that have a gradient, as `Gradients` names them."""
         return self[: len(Gradients._fields)]
 
-    @property
-    def side_by_side(self) -> bool:
-        """Whether q is a view of (b, t, h·d), as a projection gives it. Then o is one of (b, t, h·e)."""
-        return self.q.stride(1) < self.q.stride(2)
-
-    def new_o(self) -> Tensor:
-        """To write o into: in the layout of q, so that heads merge without a copy."""
-        (b, _, t, _), h, e = self.q.shape, self.num_heads, self.v.shape[3]
-        if self.side_by_side:
-            return self.v.new_empty(b, t, h, e).transpose(1, 2)
-        return self.v.new_empty(b, h, t, e)
-
-    def new_outputs(self, *, den: bool = True, state: bool = True) -> "Outputs":
-        """Tensors to write outputs into, None for what isn't wanted: o in the layout of q, others contiguous."""
-        (b, _, t, _), h = self.q.shape, self.num_heads
-        sums = self.q.new_empty((b, h, t), dtype=self.dtype) if den else None
-        return Outputs(self.new_o(), sums, *(self.new_state() if state else (None, None, None)))
-
     def new_state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """S, z and M to write into."""
+        """Return S, z and M to write into."""
         n, g, f, e = self.num_sequences, self.v.shape[1], self.num_features, self.v.shape[3]
         S = self.q.new_empty(n, g, f, e, dtype=self.dtype)
         return S, S.new_empty(n, g, f), S.new_empty(n, g)
 
-    def new_gradients(self, returned: "Returned", *, state: bool = True) -> "Gradients":
-        """Tensors to write gradients into; those of Ω and β are zeros to add to. state: with those of a state.
+    def new_outputs(self, *, den: bool = True, state: bool = True) -> Outputs:
+        """Return outputs to write into, None for what isn't wanted: o in the layout of q, others contiguous."""
+        (b, _, t, _), h = self.q.shape, self.num_heads
+        sums = self.q.new_empty((b, h, t), dtype=self.dtype) if den else None
+        return Outputs(self.new_o(), sums, *(self.new_state() if state else (None, None, None)))
 
-        Those of q, k and v lie in memory as q, k and v do, in their dtype; the others are contiguous, in the wide dtype.
-        """
-        make = self.q.new_empty if self.q.shape[1] else self.q.new_zeros  # without queries nobody writes them
-        decay, weight = self.log_decay, self.key_log_weight
-        omega, bias = (self.omega, self.bias) if returned.wants_projection else (None, None)
-        S, z, _ = self.new_state() if state else (None, None, None)
-        return Gradients(
-            torch.empty_like(self.q),
-            torch.empty_like(self.k),
-            torch.empty_like(self.v),
-            None if decay is None else make(decay.shape, dtype=self.dtype),
-            None if weight is None else make(weight.shape, dtype=self.dtype),
-            S,
-            z,
-            None if omega is None else omega.new_zeros(omega.shape, dtype=self.dtype),
-            None if bias is None else bias.new_zeros(bias.shape, dtype=self.dtype),
-        )
-
-
-class Outputs(NamedTuple):
-    """What a call gives. The denominators are for `backward` alone, in units of e^M, as the sums are."""
-
-    o: Tensor  # (b, max(h, m), t, e)
-    den: Tensor | None  # (b, max(h, m), t)
-    S: Any  # (n, m, f, e)  the state behind; with z and M None where nobody asked for it
-    z: Any  # (n, m, f)
-    M: Any  # (n, m)  zeros where nothing has a log-weight; a step without log-weights has None
-    kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
-
-
-class Returned(NamedTuple):
-    """What comes back to a call: the gradients of its outputs, and the outputs that it kept for this."""
-
-    grad_o: Tensor
-    grad_S: Tensor | None
-    grad_z: Tensor | None
-    o: Tensor
-    den: Tensor
-    # the state that all queries read, where not causal
-    S_behind: Tensor | None
-    z_behind: Tensor | None
-    M_behind: Tensor | None
-    kept: Tensor | None  # as in the outputs
-    wants_projection: bool  # whether the gradients of Ω and β are wanted
-
-    @classmethod
-    def of(
-        cls, call: Call, outputs: Outputs, grad_o: Tensor, grad_S: Tensor | None = None, grad_z: Tensor | None = None
-    ) -> "Returned":
-        """These gradients of a call's outputs, with what it kept of them; gradients of all that it was given are wanted."""
-        S, z, M = (None, None, None) if call.causal else (outputs.S, outputs.z, outputs.M)
-        projected = call.omega is not None
-        assert outputs.den is not None, "a forward pass for backward gives denominators"
-        return cls(grad_o, grad_S, grad_z, outputs.o, outputs.den, S, z, M, outputs.kept, projected)
-
-
-class Gradients(NamedTuple):
-    """A tensor for each of the first fields of a call; None for those that it doesn't have, or that nobody wants."""
-
-    q: Any
-    k: Any
-    v: Any
-    log_decay: Any
-    key_log_weight: Any
-    S: Any
-    z: Any
-    omega: Any
-    bias: Any
-
-    def of(self, call: Call) -> "Gradients":
-        """Each in the dtype of the input that it is the gradient of: those of small inputs were made in the wide one."""
-        pairs = zip(self, call.differentiable)
-        return Gradients(*[g if g is None or x is None or g.dtype == x.dtype else g.to(x.dtype) for g, x in pairs])
-
-    def wanted(self, call: Call) -> tuple[Any, ...]:
-        """None for what the call doesn't have."""
-        return tuple([None if x is None else g for g, x in zip(self, call.differentiable)])
+    def new_gradients(self, returned: Any = None) -> Gradients:
+        """Return gradients to write into, as of all calls; those of Ω and β are zeros to add to, None if not wanted."""
+        gradients = super().new_gradients()
+        omega = bias = None
+        if returned is None or returned.wants_projection:
+            omega, bias = (None if x is None else x.zero_() for x in (gradients.omega, gradients.bias))
+        if not self.q.shape[1]:  # without queries nobody writes them
+            for x in (gradients.log_decay, gradients.key_log_weight):
+                if x is not None:
+                    x.zero_()
+        return gradients._replace(omega=omega, bias=bias)

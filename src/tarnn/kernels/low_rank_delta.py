@@ -2,18 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from tarnn.kernels.packing import bounds
-from tarnn.numerics import wide
-
-# fields of a call with axes (b, h, t, …); and of a call and its outputs with (rows, …), a row for each sequence
-IN_TIME = ("q", "k", "v", "a", "b", "log_decay")
-PER_SEQUENCE = ("S",)
+from tarnn.kernels.records import WithHeads
 
 
-class Call(NamedTuple):
+class LowRankFields(NamedTuple):
     """Six vectors per token and head, of which the state makes
 
         S_t = (Diag(e^g) + b aᵀ) S_{t−1} + k vᵀ        o = scale·S_tᵀ q
@@ -34,59 +28,6 @@ class Call(NamedTuple):
     cu_seqlens: Tensor | None = None  # (rows + 1,)
     scale: float = 1.0
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What sums and states are computed in."""
-        return wide(self.q.dtype)
-
-    @property
-    def has_channels(self) -> bool:
-        """Whether the decay is one for each channel of the keys."""
-        return self.log_decay is not None and self.log_decay.ndim == 4
-
-    @property
-    def num_sequences(self) -> int:
-        return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-
-    @property
-    def num_states(self) -> int:
-        return self.q.shape[1]
-
-    def cuts(self) -> list[int] | None:
-        """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
-        return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.q.shape[2])
-
-    @property
-    def side_by_side(self) -> bool:
-        """Whether the heads of q lie beside each other in memory, as a projection leaves them."""
-        return self.q.stride(1) < self.q.stride(2)
-
-    def new_o(self) -> Tensor:
-        """To write o into: in the layout of q, so that heads merge without a copy."""
-        (b, h, t, _), e = self.q.shape, self.v.shape[3]
-        if self.side_by_side:
-            return self.q.new_empty(b, t, h, e).transpose(1, 2)
-        return self.q.new_empty(b, h, t, e)
-
-    def new_state(self) -> Tensor:
-        """S to write into."""
-        shape = (self.num_sequences, self.q.shape[1], self.q.shape[3], self.v.shape[3])
-        return self.q.new_empty(shape, dtype=self.dtype)
-
-    def new_outputs(self, *, state: bool = True) -> "Outputs":
-        """Tensors to write outputs into; S is None without `state`."""
-        return Outputs(self.new_o(), self.new_state() if state else None)
-
-    def new_gradients(self, returned: Any, *, state: bool = True) -> "Gradients":
-        """Tensors to write gradients into, that of S None without `state`.
-
-        Those of vectors lie in memory as the vectors do, in their dtype; the others are contiguous, in the wide dtype.
-        """
-        decay = self.log_decay
-        decays = None if decay is None else decay.new_empty(decay.shape, dtype=self.dtype)
-        vectors = [torch.empty_like(x) for x in (self.q, self.k, self.v, self.a, self.b)]
-        return Gradients._make((*vectors, decays, self.new_state() if state else None))
-
 
 class Outputs(NamedTuple):
     o: Tensor  # (b, h, t, e)  in the dtype of q
@@ -104,3 +45,19 @@ class Gradients(NamedTuple):
     b: Any
     log_decay: Any
     S: Any
+
+
+class Call(WithHeads, LowRankFields):
+    __slots__ = ()
+    outputs, gradients = Outputs, Gradients
+    in_time = ("q", "k", "v", "a", "b", "log_decay")
+
+    @property
+    def num_states(self) -> int:
+        return self.q.shape[1]
+
+    num_heads = num_states
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.num_sequences, self.num_states, self.q.shape[3], self.v.shape[3])

@@ -2,16 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from tarnn.kernels.packing import bounds
-from tarnn.numerics import wide
-
-IN_TIME = ("x", "dt", "B", "C")  # fields of a call with axes (b, t, …)
+from tarnn.kernels.records import Recurrent
 
 
-class Call(NamedTuple):
+class SelectiveFields(NamedTuple):
     """h ← e^(dt A) ⊙ h + dt x Bᵀ, o = h C + D x, for every channel. r: rows of the batch, or the sequences that are packed into
     one row. Tensors may be of different floating types."""
 
@@ -26,40 +22,9 @@ class Call(NamedTuple):
     key_mask: Tensor | None = None  # (b, t)  bool
     cu_seqlens: Tensor | None = None  # (r + 1,)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the scan is computed in."""
-        return wide(self.x.dtype)
-
-    @property
-    def num_sequences(self) -> int:
-        return self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-
-    def cuts(self) -> list[int] | None:
-        """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
-        return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.x.shape[1])
-
-    @property
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.num_sequences, *self.A.shape)
-
-    def new_state(self) -> Tensor:
-        """A state to write into."""
-        return self.x.new_empty(self.state_shape, dtype=self.dtype)
-
-    def new_outputs(self) -> "Outputs":
-        """Tensors to write outputs into, contiguous."""
-        return Outputs(self.x.new_empty(self.x.shape), self.new_state())
-
-    def new_gradients(self, returned: Any = None) -> "Gradients":
-        """Tensors to write gradients into, each in the type and layout of its input, but for the state's: contiguous."""
-        h = None if self.h is None else self.new_state()
-        inputs = [None if x is None else torch.empty_like(x) for x in self[:6]]
-        return Gradients(*[*inputs, h])
-
 
 class Outputs(NamedTuple):
-    """What a call gives. `kept` is for a backend's own `backward`."""
+    """Results of a call. `kept` is for a backend's own `backward`."""
 
     o: Tensor  # (b, t, c)  zeros at masked tokens
     h: Any  # (r, c, n) wide  the state behind; None where nobody asked for it
@@ -76,3 +41,12 @@ class Gradients(NamedTuple):
     C: Any
     D: Any
     h: Any
+
+
+class Call(Recurrent, SelectiveFields):
+    __slots__ = ()
+    outputs, gradients, in_time = Outputs, Gradients, ("x", "dt", "B", "C")
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.num_sequences, *self.A.shape)

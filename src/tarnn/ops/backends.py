@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 def choices() -> dict[str, Choice]:
     """For each op, who computes a small float32 call on a CPU."""
     x, n = torch.ones(1, 1, 1, 3), torch.ones(1, dtype=torch.int64)
-    without_features = (*[x] * 5, *[None] * 4, x, x, x, n, n, *[None] * 10, 1, True, 1.0, 0.0, False, True)
+    without_features = (*[x] * 5, *[None] * 4, x, x, x, n, n, *[None] * 9, 1, True, 1.0, 0.0, False, True)
     calls: dict[str, Any] = {
         "linear": linear.Call(x, x, x),
         "delta": delta.Call(x, x, x, x[..., 0]),

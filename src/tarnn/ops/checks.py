@@ -1,4 +1,6 @@
-"""What fits an attention op and what doesn't: shapes, dtypes, devices; expected, got, remedy."""
+"""Checks of the arguments of ops: shapes, dtypes, devices. Errors say what was expected, what was given, and the remedy."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,16 +42,8 @@ def check_attention(
         raise ValueError(
             f"causal attention needs as many keys as queries; got {shapes(q=q, k=k)}. For a continued sequence pass state=."
         )
-    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise TypeError(
-            f"q, k and v must share one floating dtype; got {q.dtype}, {k.dtype}, {v.dtype}. Cast them first."
-        )
-    if not q.device == k.device == v.device:
-        raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
-    if key_mask is not None:
-        check_key_mask(key_mask, b, s)
-    if cu_seqlens is not None:
-        check_packing(cu_seqlens, b, t, s)
+    check_alike(q=q, k=k, v=v)
+    check_masks(key_mask, cu_seqlens, b, t, s)
     g = m  # heads of the state
     if key_log_weight is not None and key_log_weight.shape != (b, g, s):
         raise ValueError(
@@ -77,6 +71,57 @@ def check_tensors(**given) -> None:
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor; got {type(x).__name__}. Pass torch.tensor({name}).")
+
+
+def check_alike(**inputs: Tensor) -> None:
+    """Raise TypeError or ValueError unless these have one floating dtype and one device."""
+    *names, last = inputs
+    first, dtypes = next(iter(inputs.values())), [x.dtype for x in inputs.values()]
+    if len(set(dtypes)) > 1 or not first.is_floating_point():
+        raise TypeError(
+            f"{', '.join(names)} and {last} must share one floating dtype; got {', '.join(map(str, dtypes))}. Cast them first."
+        )
+    devices = [x.device for x in inputs.values()]
+    if len(set(devices)) > 1:
+        raise ValueError(f"{', '.join(names)} and {last} must be on one device; got {', '.join(map(str, devices))}.")
+
+
+def check_masks(key_mask: Tensor | None, cu_seqlens: Tensor | None, b: int, t: int, s: int, time: str = "s") -> None:
+    """Raise unless a mask, and the bounds of packed sequences, fit t queries and s keys of b rows."""
+    check_tensors(key_mask=key_mask, cu_seqlens=cu_seqlens)
+    if key_mask is not None:
+        check_key_mask(key_mask, b, s, time)
+    if cu_seqlens is not None:
+        check_packing(cu_seqlens, b, t, s)
+
+
+def check_state(name: str, x: Tensor, expected: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError unless a state's tensor is of this shape and dtype, and on this device."""
+    if x.shape != expected or x.dtype != dtype or x.device != device:
+        raise ValueError(
+            f"the state's {name} must be {tuple(expected)} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on "
+            f"{x.device}. A state fits the model, the number of sequences and the precision that made it."
+        )
+
+
+def check_kind(state: Any, kind: type, function: str) -> None:
+    """Raise TypeError unless a state is of this kind."""
+    if not isinstance(state, kind):
+        raise TypeError(f"state must be a {kind.__name__}, which {function} returns; got {type(state).__name__}.")
+
+
+def check_step(function: str, kind: type, state: Any, inplace: bool, **first: Tensor) -> None:
+    """Raise ValueError unless the first input, q (b, h, 1, d) or x (b, 1, c), is one token, and `inplace` has a state."""
+    ((name, x),) = first.items()
+    shape = "(b, h, 1, d)" if name == "q" else "(b, 1, c)"
+    if x.ndim == shape.count(",") + 1 and x.shape[-2] != 1:
+        raise ValueError(
+            f"a step takes one token, {name} {shape}; got {tuple(x.shape)}. For more, {function}(state=…)."
+        )
+    if inplace and state is None:
+        raise ValueError(
+            f"a step with inplace=True needs a state to write into: make one with {kind.__name__}.zeros(…)."
+        )
 
 
 def check_key_mask(key_mask, b, s, time="s") -> None:

@@ -86,7 +86,7 @@ _NOT_RECORDED = (torch.Tag.cudagraph_unsafe,)
 
 
 def _of_operator(gradients: Sequence[Tensor | None], call: Any) -> tuple[Tensor, ...]:
-    """Those of what the call has; empty tensors for None, which an operator cannot return."""
+    """Return the gradients of inputs that the call has; empty tensors for others, since an operator cannot return None."""
     pairs = zip(gradients, call)
     return tuple(call[0].new_empty(0) if x is None or g is None else g.to(x.dtype) for g, x in pairs)
 

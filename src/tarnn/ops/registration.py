@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.contract import choose, form, named, of_form, present
-from tarnn.kernels.plain import is_plain, is_transformed
+from tarnn.kernels.tracing import is_transformed, is_untraced
 from tarnn.numerics import full_precision
 
 
@@ -60,7 +60,7 @@ class Op:
 
     def __call__(self, call: Any, *, with_state: bool = True) -> Any:
         """The outputs that are handed out; without `with_state` perhaps only the first, and None for others."""
-        if is_plain(call[0]):
+        if is_untraced(call[0]):
             backend = choose(self.name, call)
             if not self.wants_gradient(call):
                 return backend.forward(call, for_backward=False, with_state=with_state)
@@ -77,7 +77,7 @@ class Op:
         """One token and the state behind it; in plain operations where they are traced."""
         if not hasattr(self.eager, "step"):
             return self(call)
-        if is_plain(call[0]):
+        if is_untraced(call[0]):
             if not self.wants_gradient(call):
                 return choose(self.name, call).step(call, inplace=inplace)
             if not inplace:

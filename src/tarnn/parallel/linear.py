@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.numerics import autocast, finite
 from tarnn.ops.checks import check_attention
-from tarnn.ops.linear.arguments import Made, check_sums, make_call, with_log_weights
+from tarnn.ops.linear.arguments import PreparedCall, check_sums, make_call, with_log_weights
 from tarnn.ops.linear.op import attend
-from tarnn.ops.linear.state import LinearState
+from tarnn.ops.states import LinearState
 from tarnn.parallel.collectives import add, gather, largest, tied
 from tarnn.parallel.group import Ranks
 from tarnn.parallel.stretch import Stretch
 
 
 class Arguments(NamedTuple):
-    """Those of `make_call`, in its order."""
+    """Arguments of `make_call`, in its order."""
 
     q: Tensor
     k: Tensor
@@ -100,7 +100,7 @@ class _Stretch:
         state = self._of_all(state, cuts)
         return tied(o, state.S), state
 
-    def _ends(self, made: Made, given: Arguments) -> _Ends:
+    def _ends(self, made: PreparedCall, given: Arguments) -> _Ends:
         """Gather the states after each rank's keys alone."""
         state = self._behind(made)
         decay = _total_decay(given.log_decay, given.v, given.key_mask, state.S.dtype)
@@ -151,7 +151,7 @@ class _Stretch:
 
     # --- calls
 
-    def _behind(self, made: Made) -> LinearState:
+    def _behind(self, made: PreparedCall) -> LinearState:
         """Compute the state after a call's keys alone; with maxima wherever there are some to go on from."""
         call = made.call
         q, k = call.q.detach(), call.for_values(call.k)
@@ -161,16 +161,16 @@ class _Stretch:
             return LinearState(state.S, state.z, torch.zeros_like(self.before.M[: len(state.z)]))
         return state
 
-    def _changed(self, change: Callable[[Any], Any]) -> Made:
+    def _changed(self, change: Callable[[Any], Any]) -> PreparedCall:
         """Change tensors of the call. Features in units of maxima, which depend on all keys, are made again."""
         if self.made.M is None:
             return self.made._replace(call=change(self.made.call))
         return make_call(*change(self.here))
 
-    def _continued(self, before: LinearState) -> Made:
+    def _continued(self, before: LinearState) -> PreparedCall:
         return self._changed(lambda x: _from(x, before))
 
-    def _run(self, made: Made, return_state: bool) -> tuple[Tensor, LinearState | None]:
+    def _run(self, made: PreparedCall, return_state: bool) -> tuple[Tensor, LinearState | None]:
         outputs = attend(made.call, with_state=return_state)
         o = with_log_weights(outputs.o, made.log_weight)
         return o, made.state_of(outputs) if return_state else None

@@ -144,9 +144,9 @@ def _selective_decay(call: Any) -> Tensor:
 
 
 KINDS = {
-    "delta": Kind(delta.IN_TIME, 2, "S", _delta),
-    "low_rank_delta": Kind(low_rank_delta.IN_TIME, 2, "S", _delta),
-    "diagonal_scan": Kind(diagonal_scan.IN_TIME, 1, "h", partial(_scan, _diagonal_decay)),
-    "selective_scan": Kind(selective_scan.IN_TIME, 1, "h", partial(_scan, _selective_decay)),
+    "delta": Kind(delta.Call.in_time, 2, "S", _delta),
+    "low_rank_delta": Kind(low_rank_delta.Call.in_time, 2, "S", _delta),
+    "diagonal_scan": Kind(diagonal_scan.Call.in_time, 1, "h", partial(_scan, _diagonal_decay)),
+    "selective_scan": Kind(selective_scan.Call.in_time, 1, "h", partial(_scan, _selective_decay)),
     "convolution": Kind(("x",), 1, "S", convolve),
 }

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tarnn.ops.softmax.cache import KVCache
 from tarnn.ops.softmax.op import attend
-from tarnn.ops.softmax.state import KVCache
 from tarnn.parallel.agreement import looks
 from tarnn.parallel.collectives import gather, gather_plain
 from tarnn.parallel.group import Layout, Ranks, refuse

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from tarnn.kernels.hybrid import at
 from tarnn.numerics import wide, widest
 from tarnn.ops.hybrid.arguments import Options
-from tarnn.ops.hybrid.state import HybridState
+from tarnn.ops.states import HybridState
 from tarnn.parallel.agreement import looks
 from tarnn.parallel.collectives import gather, tied
 from tarnn.parallel.group import Ranks, refuse
@@ -53,7 +53,6 @@ def compute_attention(
     v: Tensor,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    marks: Tensor | None,
     log_decay: Tensor | None,
     state: HybridState | None,
     state_too: bool,
@@ -75,9 +74,7 @@ def compute_attention(
     here = state if stretch.cuts is None else _select(state, stretch.here)
     if stretch.is_shared:
         here = _continue(stretch, how, given, state, here)
-    o, after, rho = whole(
-        how, q, k, v, key_mask, stretch.local_bounds(cu_seqlens), None, log_decay, here, True, False, False
-    )
+    o, after, rho = whole(how, q, k, v, key_mask, stretch.local_bounds(cu_seqlens), log_decay, here, True, False, False)
     o = tied(o, here.k)  # a stretch without tokens uses nothing of it
     if not state_too or after is None:
         return o, None, rho

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, NoState, State
-from tarnn.ops.softmax.rows import RowCaches
+from tarnn.ops.softmax.cache import RowCaches
 from tarnn.serving.model import ServedModel
 from tarnn.serving.snapshot import Snapshot, copies
 

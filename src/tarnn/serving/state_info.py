@@ -1,4 +1,4 @@
-"""What the store says of states, and why it refuses."""
+"""Descriptions of stored states, and reasons why the store refuses."""
 
 from typing import NamedTuple
 

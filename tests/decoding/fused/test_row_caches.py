@@ -13,7 +13,7 @@ from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache
-from tarnn.ops.softmax.rows import RowCaches
+from tarnn.ops.softmax.cache import RowCaches
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 

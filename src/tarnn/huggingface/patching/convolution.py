@@ -9,9 +9,8 @@ from transformers.activations import ACT2FN
 from tarnn.huggingface.patching.in_place import keeps_graph
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import lengthen, recording
-from tarnn.ops.convolution.op import short_convolution
-from tarnn.ops.convolution.state import ConvolutionState
-from tarnn.ops.convolution.step import short_convolution_step
+from tarnn.ops.convolution.op import short_convolution, short_convolution_step
+from tarnn.ops.states import ConvolutionState
 
 _OURS = {None: None, "silu": "silu", "swish": "silu"}
 

@@ -7,9 +7,8 @@ from torch import Tensor
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
-from tarnn.ops.delta.op import delta_rule
-from tarnn.ops.delta.state import DeltaState
-from tarnn.ops.delta.step import delta_step
+from tarnn.ops.delta.op import delta_rule, delta_step
+from tarnn.ops.states import DeltaState
 
 
 def delta_sequences(

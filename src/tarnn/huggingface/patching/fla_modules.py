@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tarnn.attention.token_shift import token_shift as shifted
 from tarnn.numerics import widen
 from tarnn.ops.convolution.op import short_convolution
-from tarnn.ops.convolution.state import ConvolutionState
+from tarnn.ops.states import ConvolutionState
 
 
 def group_norm(

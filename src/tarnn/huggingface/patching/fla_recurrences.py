@@ -10,11 +10,9 @@ from tarnn.feature_maps.elementwise import Identity
 from tarnn.numerics import wide
 from tarnn.ops.delta.low_rank import low_rank_delta_rule
 from tarnn.ops.delta.op import delta_rule
-from tarnn.ops.delta.state import DeltaState
 from tarnn.ops.linear.op import linear_attention
-from tarnn.ops.linear.state import LinearState
-from tarnn.ops.scan.diagonal import diagonal_scan
-from tarnn.ops.scan.state import ScanState
+from tarnn.ops.scan.op import diagonal_scan
+from tarnn.ops.states import DeltaState, LinearState, ScanState
 
 _IDENTITY = Identity()
 NORM_EPS = 1e-6  # of its normalised queries and keys

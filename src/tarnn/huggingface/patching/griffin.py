@@ -14,9 +14,8 @@ from torch.nn.functional import softplus
 
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end, model_with_packed_rows
 from tarnn.ops.convolution.op import short_convolution
-from tarnn.ops.convolution.state import ConvolutionState
-from tarnn.ops.scan.diagonal import diagonal_scan
-from tarnn.ops.scan.state import ScanState
+from tarnn.ops.scan.op import diagonal_scan
+from tarnn.ops.states import ConvolutionState, ScanState
 
 _REAL = "real_tokens"
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end, model_with_packed_rows
 from tarnn.huggingface.versions import cache_in
-from tarnn.ops.linear.op import linear_attention
-from tarnn.ops.linear.state import LinearState
-from tarnn.ops.linear.step import step
+from tarnn.ops.linear.op import linear_attention, step
+from tarnn.ops.states import LinearState
 
 _IDENTITY = Identity()
 

@@ -15,9 +15,8 @@ from torch.nn.functional import logsigmoid
 
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end, silent_model_with_packed_rows
-from tarnn.ops.linear.op import linear_attention
-from tarnn.ops.linear.state import LinearState
-from tarnn.ops.linear.step import step
+from tarnn.ops.linear.op import linear_attention, step
+from tarnn.ops.states import LinearState
 
 _IDENTITY = Identity()
 _REAL: ContextVar[Tensor | None] = ContextVar("real", default=None)  # (b, t): where there is no padding

@@ -13,8 +13,8 @@ from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
 from tarnn.huggingface.versions import cache_in
-from tarnn.ops.scan.selective import selective_scan, selective_scan_step
-from tarnn.ops.scan.state import ScanState
+from tarnn.ops.scan.op import selective_scan, selective_scan_step
+from tarnn.ops.states import ScanState
 
 _PAST: ContextVar[Iterator[Tensor] | None] = ContextVar("past", default=None)  # the states of a layer's scans, in order
 

@@ -9,9 +9,8 @@ from tarnn.feature_maps.elementwise import Identity
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
-from tarnn.ops.linear.op import linear_attention
-from tarnn.ops.linear.state import LinearState
-from tarnn.ops.linear.step import step
+from tarnn.ops.linear.op import linear_attention, step
+from tarnn.ops.states import LinearState
 
 _IDENTITY = Identity()
 

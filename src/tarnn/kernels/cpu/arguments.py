@@ -1,4 +1,4 @@
-"""What the wrappers of all compiled kernels share: which tensors kernels take, and how they take small ones."""
+"""Arguments of all compiled kernels: which tensors they take, and how they take small ones."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The delta rule by the compiled kernels (csrc/delta): forward, backward, and one token.
 
-The kernels take any strides and any of the four floating types, so nothing is copied here but small things: β and decays become
-the wide type, states contiguous. How the kernels work: docs/kernels.md.
+The kernels take any strides and any floating type that `arguments.py` names, so nothing is copied here but small things: β and
+decays become the wide type, states contiguous. How the kernels work: docs/kernels.md.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu import arguments, delta_passes
+from tarnn.kernels.cpu import arguments, recurrent
 from tarnn.kernels.delta import Call, Gradients, Outputs
 
 
@@ -19,44 +19,29 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
-    return delta_passes.forward(call, _run, for_backward, with_state)
+    return recurrent.forward(call, _run, recurrent.new_kept(call) if for_backward else None, with_state)
 
 
 def backward(call: Call, returned: Any) -> Gradients:
-    return delta_passes.backward(call, returned, _run, _run_backward)
+    return recurrent.backward(call, returned, _run, torch.ops.tarnn_cpu.delta_backward.default, _inputs(call))
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
-    return Outputs(*delta_passes.step(call, _run_step, inplace))
+    return recurrent.step(call, _run_step, inplace)
 
 
-def _run(call: Call, o: Tensor, S: Tensor | None, kept: Tensor | None) -> None:
-    torch.ops.tarnn_cpu.delta_forward.default(*_inputs(call), o, S, kept)
+def _run(call: Call, *written: Tensor | None) -> None:
+    torch.ops.tarnn_cpu.delta_forward.default(*_inputs(call), *written)
 
 
-def _run_backward(call: Call, grad_o: Any, grad_S: Any, kept: Tensor | None, grads: Gradients) -> None:
-    torch.ops.tarnn_cpu.delta_backward.default(grad_o, grad_S, kept, *_inputs(call), *grads)
-
-
-def _run_step(call: Call, o: Tensor, S: Tensor) -> None:
-    torch.ops.tarnn_cpu.delta_step.default(*_inputs(call), o, S)
+def _run_step(call: Call, *written: Tensor | None) -> None:
+    torch.ops.tarnn_cpu.delta_step.default(*_inputs(call), *written)
 
 
 def _inputs(call: Call) -> tuple:
     """The call in the order of the kernels' arguments."""
     q, k, v, beta, decay, S, key_mask, _, scale, norm_eps = call
-    dtype = call.dtype
-    return (
-        q,
-        k,
-        v,
-        beta.to(dtype),
-        None if decay is None else decay.to(dtype),
-        arguments.in_a_row(S, dtype),
-        key_mask,
-        arguments.bounds(call),
-        scale,
-        norm_eps is not None,
-        norm_eps or 0.0,
-        delta_passes.SEGMENT,
-    )
+    beta, decay = beta.to(call.dtype), None if decay is None else decay.to(call.dtype)
+    S, bounds = arguments.in_a_row(S, call.dtype), arguments.bounds(call)
+    norm = (norm_eps is not None, norm_eps or 0.0)
+    return q, k, v, beta, decay, S, key_mask, bounds, scale, *norm, recurrent.DELTA_SEGMENT

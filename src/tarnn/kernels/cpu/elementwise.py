@@ -9,7 +9,7 @@ import torch
 
 from tarnn.kernels.cpu import library
 from tarnn.kernels.elementwise import Call, Gradients, Outputs
-from tarnn.kernels.plain import is_plain
+from tarnn.kernels.tracing import is_untraced
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -17,7 +17,7 @@ _DTYPES = (torch.float32, torch.float64)
 def refusal(call: Call) -> str | None:
     """Why the compiled kernels can't compute this call, or None."""
     x, y = call.x, call.y
-    if not is_plain(y):  # of x that is known: what traces it sees eager's operations
+    if not is_untraced(y):  # of x that is known: what traces it sees eager's operations
         return "A traced call is computed in plain PyTorch."
     if not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
         return "The compiled elementwise kernels take float32 or float64 on a CPU, both tensors alike."

@@ -8,14 +8,14 @@ from tarnn.kernels.contract import present
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.arguments import DTYPES
 from tarnn.kernels.hybrid import Call, Gradients, Outputs, Token
-from tarnn.kernels.plain import is_plain
+from tarnn.kernels.tracing import is_untraced
 from tarnn.numerics import wide
 
 
 def refusal(call: Call | Token) -> str | None:
     """Why the compiled kernels can't compute this call, or None."""
     q = call.q
-    if not is_plain(q):
+    if not is_untraced(q):
         return "A traced call is computed in plain PyTorch."
     if not q.is_cpu or q.dtype not in DTYPES:
         return (
@@ -59,7 +59,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
 
 
 def backward(call: Call, returned: Any) -> Gradients:
-    """Of a call that no sums came before. Log-scales have gradients, too: φ·dφ, summed."""
+    """Compute the gradients of a call without sums before it. Those of log-scales are φ·dφ, summed."""
     kind = wide(call.q.dtype)
     a_behind = None
     if call.a is not None:  # a far part that is nothing has no gradient
@@ -83,10 +83,7 @@ def _inputs(call: Call) -> tuple:
     """The call in the order of the kernels' arguments."""
     constants = (call.window, call.causal, call.scale, call.softcap, call.log_features)
     far = (call.phi_q, call.a, call.phi_k, call.weight)
-    barred = num_sinks = None
-    if call.apart is not None:
-        num_sinks, apart = call.apart.sum(-1), call.apart[:, None]
-        barred = call.q.new_zeros(apart.shape, dtype=wide(call.q.dtype)).masked_fill(apart, -torch.inf)
+    barred = num_sinks = None  # of keys among the sinks that are not the first ones: no op has such
     return (*call[:5], call.seen, call.length, *far, barred, num_sinks, *constants)
 
 

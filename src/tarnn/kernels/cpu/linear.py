@@ -48,7 +48,7 @@ def _new_kept(call: Call) -> Tensor | None:
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    grads = _with_room(call.new_gradients(returned, state=call.S is not None), call)
+    grads = _with_room(call.new_gradients(returned), call)
     grad_S, grad_z = (arguments.in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
         returned.grad_o,

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from tarnn.kernels.cpu import library
 from tarnn.kernels.mixture import Call
-from tarnn.kernels.plain import is_plain
+from tarnn.kernels.tracing import is_untraced
 
 
 def refusal(call: Call) -> str | None:
     """Why the compiled kernel can't compute this call, or None."""
-    if not is_plain(call.parameters):
+    if not is_untraced(call.parameters):
         return "A traced call is computed in plain PyTorch."
     if not call.parameters.is_cpu or call.parameters.dtype != torch.float32:
         return "The compiled sampler takes float32 on a CPU."

@@ -26,8 +26,9 @@ def backward(call: Call, returned: Returned) -> Gradients:
         grad_state = _causal_backward(segments, grads, returned, state, M, grad_state)
     else:
         grad_state = _full_backward(segments, grads, returned, M, grad_state)
-    grads.S.copy_(grad_state[..., :-1])
-    grads.z.copy_(grad_state[..., -1])
+    if call.S is not None:
+        grads.S.copy_(grad_state[..., :-1])
+        grads.z.copy_(grad_state[..., -1])
     return grads.of(call)
 
 
@@ -128,7 +129,7 @@ def _pairs_backward(A: Tensor, phi_q: Tensor, phi_k: Tensor, pair: Tensor | None
 
 
 def _flow(A: Tensor, P: Tensor, phi_q: Tensor, phi_k: Tensor, pair: Any) -> Tensor:
-    """What each key sends to each later query, A_ij P_ij for j < i: (b, g, n, x, c, c), x = f where decays have channels."""
+    """Compute A_ij P_ij for j < i, which flows from key j to query i: (b, g, n, x, c, c), x = f if decays have channels."""
     if pair.shape[-1] == 1:
         return (A * P).sum(3)[:, :, :, None].tril(-1)
     # (b, g, n, c, c, f)

@@ -12,11 +12,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tarnn.kernels.convolution import Call, Outputs
+from tarnn.kernels.eager import refusal as refusal
 from tarnn.numerics import full_precision
-
-
-def refusal(call: Call) -> None:
-    """None: it takes every call."""
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:

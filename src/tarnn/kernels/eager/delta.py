@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.kernels.delta import IN_TIME, PER_SEQUENCE, Call, Gradients, Outputs
-from tarnn.kernels.eager import delta_chunks, packed
+from tarnn.kernels.delta import Call, Gradients, Outputs
+from tarnn.kernels.eager import delta_chunks, packed, refusal as refusal
 from tarnn.kernels.eager.delta_chunks import normalized, open_chunk
-from tarnn.kernels.eager.forward_pass import in_time
+from tarnn.kernels.eager.packed import in_time
 from tarnn.numerics import full_precision
 
 CHUNK = 64
@@ -34,21 +34,17 @@ CHUNK_WITH_CHANNELS = 16  # its (c × c) decays have a third axis, d
 SEGMENT = 256  # positions: a multiple of both
 
 
-def refusal(call: Call) -> None:
-    """None: it takes every call."""
-
-
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
-            return packed.forward(_whole, call, cuts, IN_TIME, PER_SEQUENCE)
+            return packed.forward(_whole, call, cuts, call.in_time, call.per_sequence)
         return _whole(call, keeping=for_backward and not torch.is_grad_enabled())  # else autograd keeps what it needs
 
 
 def backward(call: Call, returned: Any) -> Gradients:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
-            return packed.backward(_backward, call, returned, cuts, IN_TIME, PER_SEQUENCE)
+            return packed.backward(_backward, call, returned, cuts, call.in_time, call.per_sequence)
         return _backward(call, returned)
 
 
@@ -75,12 +71,8 @@ def _token(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, T
     decay = call.log_decay
     if decay is not None:
         decay = decay.mT if decay.ndim == 4 else decay[..., None]
-    S = call.S if call.S is not None else _no_state(call)
+    S = call.S if call.S is not None else call.new_state().zero_()
     return q.squeeze(3), k.mT, v, call.beta[..., None], decay, S
-
-
-def _no_state(call: Call) -> Tensor:
-    return call.k.new_zeros(call.k.shape[0], call.num_states, call.k.shape[3], call.v.shape[3], dtype=call.dtype)
 
 
 # --- all tokens
@@ -105,7 +97,7 @@ def _by_key_heads(S: Tensor, call: Call) -> Tensor:
 def _whole(call: Call, keeping: bool = False) -> Outputs:
     """The outputs of a call that isn't packed; `keeping` the states before all segments but the first, (count, b, n, d, e)."""
     b, heads, t = call.q.shape[0], max(call.q.shape[1], call.v.shape[1]), call.q.shape[2]
-    S = _by_key_heads(_no_state(call) if call.S is None else call.S, call)
+    S = _by_key_heads(call.new_state().zero_() if call.S is None else call.S, call)
     outs, kept = [call.q.new_empty(b, heads, 0, call.v.shape[3])], []
     for start, stop in _chunks(call, 0, t):
         if keeping and start and start % _segment(call) == 0:
@@ -118,9 +110,9 @@ def _whole(call: Call, keeping: bool = False) -> Outputs:
 
 def _backward(call: Call, returned: Any) -> Gradients:
     """The gradients of a call that isn't packed, from its last segment to its first."""
-    gradients, segment = call.new_gradients(returned, state=call.S is not None), _segment(call)
+    gradients, segment = call.new_gradients(), _segment(call)
     g, n, t = call.k.shape[1], call.num_states, call.q.shape[2]
-    S = _no_state(call) if call.S is None else call.S
+    S = call.new_state().zero_() if call.S is None else call.S
     kept = _whole(call, keeping=True).kept if returned.kept is None and t > segment else returned.kept
     states = [S, *(() if kept is None else kept)]
     R = _by_key_heads(torch.zeros_like(S) if returned.grad_S is None else returned.grad_S.to(call.dtype), call)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.delta import Call
-from tarnn.kernels.eager.weights import decay_sums
-from tarnn.kernels.plain import known_finite
+from tarnn.kernels.eager.segments import decay_sums
+from tarnn.kernels.tracing import known_finite
 from tarnn.numerics import marked, set_aside
 
 
@@ -148,7 +148,7 @@ def backward(chunk: Chunk, S: Tensor, grad_o: Tensor, R: Tensor) -> tuple[dict[s
 
 
 def _through_pairs(chunk: Chunk, grad_A: Tensor, grad_P: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What A and P send to q, to k as a row, to k as a column, and to the logarithm of each pair (b, g, s, c, c, x)."""
+    """Send gradients of A and P to q, to k as a row, to k as a column, and to the logarithm of each pair (b, g, s, c, c, x)."""
     q, k, pair = chunk.q, chunk.k, chunk.pair
     assert pair is not None
     if pair.shape[-1] == 1:

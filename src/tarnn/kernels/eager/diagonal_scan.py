@@ -4,21 +4,16 @@ from typing import Any
 
 import torch
 
-from tarnn.kernels.diagonal_scan import IN_TIME, Call, Gradients, Outputs
-from tarnn.kernels.eager import recurrence
-
-
-def refusal(call: Call) -> str | None:
-    """None: it takes every call."""
-    return None
+from tarnn.kernels.diagonal_scan import Call, Gradients, Outputs
+from tarnn.kernels.eager import recurrence, refusal as refusal
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
-    return recurrence.forward(call, IN_TIME, one_chunk, Outputs)
+    return recurrence.forward(call, one_chunk)
 
 
 def backward(call: Call, returned: Any) -> Gradients:
-    return recurrence.backward(call, returned, IN_TIME, one_chunk)
+    return recurrence.backward(call, returned, one_chunk)
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:

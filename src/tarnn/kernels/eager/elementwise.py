@@ -2,11 +2,8 @@
 
 from torch.nn import functional
 
+from tarnn.kernels.eager import refusal as refusal
 from tarnn.kernels.elementwise import Call, Outputs
-
-
-def refusal(call: Call) -> None:
-    """None: it takes every call."""
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:

@@ -1,14 +1,12 @@
 """Forward, chunk by chunk, in operations that autograd and torch.func see through."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments
-from tarnn.kernels.eager.weights import Weights
+from tarnn.kernels.eager.packed import in_time
+from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments, Weights
 from tarnn.kernels.linear import Call, Outputs
-from tarnn.kernels.plain import known_finite
+from tarnn.kernels.tracing import known_finite
 from tarnn.numerics import finite, marked, set_aside
 
 
@@ -41,15 +39,8 @@ def forward(call: Call) -> Outputs:
     return Outputs(in_time(call, outs), torch.cat(dens, 2), S, z, M)
 
 
-def in_time(call: Any, parts: list[Tensor]) -> Tensor:
-    """o in the layout of q. (Not written into one tensor: torch.vmap, of any of the inputs, would refuse that.)"""
-    if call.side_by_side:
-        return torch.cat([x.transpose(1, 2) for x in parts], 1).contiguous().transpose(1, 2)
-    return torch.cat(parts, 2)
-
-
 def output_factor(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
-    """What the numerator is multiplied with, (b, h, l): 1/(den + eps), 0 where den = 0; 1/max(|den|, 1), in true units;
+    """Return the factor of the numerator, (b, h, l): 1/(den + eps), 0 where den = 0; 1/max(|den|, 1), in true units;
     unnormalised, e^(M + scale), 0 where features with a scale meet no key."""
     if call.at_least_one:
         size, one = den.abs(), one_in_units(call, queries, M_rows, den)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tarnn.kernels.eager import refusal as refusal
 from tarnn.kernels.eager.forward_pass import pair_products
 from tarnn.kernels.eager.hybrid_step import step
-from tarnn.kernels.eager.segments import CHUNK_WITH_CHANNELS
+from tarnn.kernels.eager.segments import CHUNK_WITH_CHANNELS, chunk_weights
 from tarnn.kernels.eager.slots import Course, course, worst
-from tarnn.kernels.eager.weights import chunk_weights
-from tarnn.kernels.hybrid import Call, Outputs, Token, at, capped
+from tarnn.kernels.hybrid import Call, Outputs, at, capped
+from tarnn.log_features import causal_units
 from tarnn.numerics import default_eps, finite, wide, widest
-from tarnn.units import causal_units
 
 __all__ = ["forward", "refusal", "step"]
 
@@ -52,10 +52,6 @@ class _Part(NamedTuple):
 
     mean: Tensor  # (b, h, t, e)
     log_weight: Tensor  # (b, h, t)
-
-
-def refusal(call: Call | Token) -> None:
-    """None: it takes every call."""
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
@@ -105,7 +101,7 @@ def _row(call: Call) -> _Row:
     t, device = length - w, call.k.device
     place = call.seen[:, None] - w + torch.arange(length, device=device)
     real = torch.arange(t, device=device) < call.length[:, None]
-    lives = torch.cat([place[:, :w] >= s, real], 1) & (place >= s if call.apart is None else ~call.apart)
+    lives = torch.cat([place[:, :w] >= s, real], 1) & (place >= s)
     fading = call.clock, call.birth, call.sink_birth
     kind = widest(device)
     still = (torch.zeros(b, g, n, dtype=kind, device=device) for n in (t, length, s))
@@ -155,7 +151,7 @@ def _exact(call: Call, row: _Row, slots: _Slots | None) -> _Part:
     if sinks:
         now = row.place[:, -1:] - t + 1 + torch.arange(n * CHUNK, device=q.device)
         sink = torch.arange(sinks, device=q.device)
-        there = row.real.sum(-1) if call.apart is None else call.apart.sum(-1)
+        there = row.real.sum(-1)
         seen = sink <= now[..., None] if call.causal else (sink < there[:, None])[:, None].expand(b, n * CHUNK, -1)
         seen = seen.unflatten(1, (n, CHUNK))[:, None, :, None]  # (b, 1, n, 1, c, s)
         fade = (clock + row.sink_birth[:, :, None, None])[:, :, :, None].to(q.dtype)

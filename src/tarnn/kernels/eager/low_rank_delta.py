@@ -17,26 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tarnn.kernels.eager import packed
-from tarnn.kernels.eager.forward_pass import in_time
-from tarnn.kernels.eager.weights import chunk_weights
-from tarnn.kernels.low_rank_delta import IN_TIME, PER_SEQUENCE, Call, Outputs
-from tarnn.kernels.plain import known_finite
+from tarnn.kernels.eager import packed, refusal as refusal
+from tarnn.kernels.eager.packed import in_time
+from tarnn.kernels.eager.segments import chunk_weights
+from tarnn.kernels.low_rank_delta import Call, Outputs
+from tarnn.kernels.tracing import known_finite
 from tarnn.numerics import full_precision, marked, set_aside
 
 CHUNK = 16  # what is read and what is written may cancel; in longer chunks, long sums of both would
 SEGMENT = 256  # positions whose pairs of tokens are weighted at a time
 
 
-def refusal(call: Call) -> str | None:
-    """None: it takes every call."""
-    return None
-
-
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
-            return packed.forward(_whole, call, cuts, IN_TIME, PER_SEQUENCE)
+            return packed.forward(_whole, call, cuts, call.in_time, call.per_sequence)
         return _whole(call)
 
 

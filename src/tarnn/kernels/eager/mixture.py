@@ -3,12 +3,9 @@ nearest to that."""
 
 from torch import Tensor
 
+from tarnn.kernels.eager import refusal as refusal
 from tarnn.kernels.mixture import Call
 from tarnn.numerics import widen
-
-
-def refusal(call: Call) -> None:
-    """None: it takes every call."""
 
 
 def forward(call: Call) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tarnn.kernels.packing import buckets
@@ -87,3 +88,10 @@ def _rows(record: Any, names: Sequence[str], members: Tensor) -> dict[str, Any]:
 def _put(target: Tensor | None, source: Tensor | None, index: Tensor, real: Tensor) -> None:
     if target is not None and source is not None:
         target[0][:, index[real]] = source.transpose(0, 1)[:, real].to(target.dtype)
+
+
+def in_time(call: Any, parts: list[Tensor]) -> Tensor:
+    """o in the layout of q. (Not written into one tensor: torch.vmap, of any of the inputs, would refuse that.)"""
+    if call.side_by_side:
+        return torch.cat([x.transpose(1, 2) for x in parts], 1).contiguous().transpose(1, 2)
+    return torch.cat(parts, 2)

@@ -1,13 +1,13 @@
 """A recurrence in plain PyTorch, chunk by chunk: beside inputs and results lives one chunk's worth of temporaries.
 
-A call has x (b, t, …) first, the state h before it or None, key_mask and cu_seqlens; `in_time` names its fields with axes
-(b, t, …). `one_chunk` computes, of differentiable operations, a short call that is not packed: its `Outputs`, o and h.
+A call is a `Recurrent` one with x (b, t, …) first, the state h before it or None, and key_mask. `one_chunk` computes, of
+differentiable operations, a short call that is not packed: its outputs, o and h.
 
 Backward: forward again for the states before all chunks; then, from the last chunk to the first, each one's derivative.
 Where something else differentiates `forward`, all temporaries are kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,32 +20,32 @@ CHUNK = 32  # tokens
 OneChunk = Callable[[Any], Any]
 
 
-def forward(call: Any, in_time: Sequence[str], one_chunk: OneChunk, outputs: Any) -> Any:
-    """The record `outputs` of a call."""
+def forward(call: Any, one_chunk: OneChunk) -> Any:
+    """Return the outputs of a call."""
     pieces, states = [], []
     with full_precision(call.x):
         for rows, chunks in _sequences(call):
             h = _before(call, rows)
             for start, stop in chunks:
-                part = one_chunk(_part(call, in_time, start, stop, h))
+                part = one_chunk(_part(call, start, stop, h))
                 pieces.append(part.o)
                 h = part.h
             states.append(h)
     o = torch.cat(pieces, 1) if pieces else call.x.clone(memory_format=torch.contiguous_format)
-    return outputs(o, torch.cat(states) if states else call.new_state())
+    return call.outputs(o, torch.cat(states) if states else call.new_state())
 
 
-def backward(call: Any, returned: Any, in_time: Sequence[str], one_chunk: OneChunk) -> Any:
+def backward(call: Any, returned: Any, one_chunk: OneChunk) -> Any:
     """The gradients of a call's tensors, where those of its outputs are `returned.grad_o` and `returned.grad_h`."""
     gradients = call.new_gradients()
     tensors = {name: x for name, x in zip(gradients._fields, call) if x is not None and name != "h"}
     # those of what has no time are sums over it
-    sums = {name: torch.zeros_like(x, dtype=call.dtype) for name, x in tensors.items() if name not in in_time}
+    sums = {name: torch.zeros_like(x, dtype=call.dtype) for name, x in tensors.items() if name not in call.in_time}
     with full_precision(call.x):
         for rows, chunks in _sequences(call):
             parts, h = [], _before(call, rows)
             for start, stop in chunks:
-                parts.append(_part(call, in_time, start, stop, h))
+                parts.append(_part(call, start, stop, h))
                 h = one_chunk(parts[-1]).h
             carried = torch.zeros_like(h) if returned.grad_h is None else returned.grad_h[rows]
             for (start, stop), part in zip(reversed(chunks), reversed(parts)):
@@ -93,8 +93,8 @@ def _before(call: Any, rows: slice) -> Tensor:
     return torch.zeros_like(call.new_state()[rows]) if call.h is None else call.h[rows]
 
 
-def _part(call: Any, in_time: Sequence[str], start: int, stop: int, h: Tensor) -> Any:
+def _part(call: Any, start: int, stop: int, h: Tensor) -> Any:
     """The call on some of its tokens, from the state h on."""
-    tokens = {name: getattr(call, name)[:, start:stop] for name in in_time}
+    tokens = {name: getattr(call, name)[:, start:stop] for name in call.in_time}
     mask = None if call.key_mask is None else call.key_mask[:, start:stop]
     return call._replace(h=h, key_mask=mask, cu_seqlens=None, **tokens)

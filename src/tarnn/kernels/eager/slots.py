@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Course(NamedTuple):
-    """What happens to the slots in the chunks of new tokens. Keys are numbers in one row: slots, window, new tokens."""
+    """Keys that each slot holds in each chunk of new tokens. Keys are indexed in the order slots, window, new tokens."""
 
     entries: Tensor  # (b, g, n, c + chunk): the keys that are in a slot at some token of a chunk
     held: Tensor  # (b, g, n, chunk, c + chunk): at which tokens they are

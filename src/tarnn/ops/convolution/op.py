@@ -3,11 +3,13 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.convolution import Call, Gradients, Outputs
-from tarnn.ops.convolution.arguments import make_call
-from tarnn.ops.convolution.state import ConvolutionState
+from tarnn.kernels.convolution import LARGEST_WIDTH, Call, Gradients, Outputs
+from tarnn.numerics import autocast, wide
+from tarnn.ops.checks import check_kind, check_masks, check_state, check_step, check_tensors
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
+from tarnn.ops.states import ConvolutionState
+from tarnn.ops.validated import skip_repeated_checks
 
 convolve = Op("convolution", Call, Outputs, Gradients, ("o", "S"))
 with_operator(convolve, "short_convolution")
@@ -58,3 +60,87 @@ def short_convolution(
     call = make_call(x, weight, bias, causal, activation, key_mask, cu_seqlens, state, return_state)
     outputs = convolve(call, with_state=return_state)
     return (outputs.o, ConvolutionState(outputs.S)) if return_state else outputs.o
+
+
+def short_convolution_step(
+    x: Float[Tensor, "b 1 c"],
+    weight: Float[Tensor, "c w"],
+    bias: Float[Tensor, " c"] | None = None,
+    *,
+    activation: str | None = None,
+    state: ConvolutionState | None = None,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "b 1 c"], ConvolutionState]:
+    """One token more of a causal `short_convolution`: o (b, 1, c), and the state behind it.
+
+    Arguments, precision and errors as there. `state=None` starts a sequence. `inplace` writes into the given state, which may
+    have any strides, and returns it: for loops that own it, without gradients.
+    """
+    check_step("short_convolution", ConvolutionState, state, inplace, x=x)
+    if (
+        inplace
+        and state is not None
+        and any(n > 1 and not step for n, step in zip(state.tokens.shape, state.tokens.stride()))
+    ):
+        raise ValueError(
+            "a state that is written in place must have memory of its own for each row; this one is expanded. Clone it."
+        )
+    call = make_call(x, weight, bias, True, activation, None, None, state)
+    if call.S is None:
+        call = call._replace(S=call.new_state().zero_())
+    outputs = convolve.step(call, inplace=inplace)
+    return outputs.o, state if inplace and state is not None else ConvolutionState(outputs.S)
+
+
+# --- arguments
+
+
+@skip_repeated_checks
+def make_call(
+    x, weight, bias, causal, activation, key_mask=None, cu_seqlens=None, state=None, return_state=False
+) -> Call:
+    """Weights and bias come in the wide dtype, so that their gradients are summed in it. Raises ValueError or TypeError."""
+    if x is None or weight is None:
+        raise TypeError(
+            f"short convolution takes x (b, t, c) and weight (c, width); got {type(x if x is None else weight).__name__}."
+        )
+    check_tensors(x=x, weight=weight, bias=bias)
+    (x,) = autocast(x)
+    _check_filters(x, weight, bias)
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal must be True or False; got {causal!r}.")
+    if not causal and (state is not None or return_state):
+        raise ValueError("a centred filter has no state: it would also need what comes after. Pass causal=True.")
+    if activation not in (None, "silu"):
+        raise ValueError(f'activation must be None or "silu"; got {activation!r}. Apply another one to the output.')
+    b, t, _ = x.shape
+    check_masks(key_mask, cu_seqlens, b, t, t, "t")
+    sums = wide(x.dtype)
+    bias = None if bias is None else bias.to(sums)
+    call = Call(x, weight.to(sums), bias, None, key_mask, cu_seqlens, causal, activation == "silu")
+    if state is None:
+        return call
+    check_kind(state, ConvolutionState, "short_convolution")
+    check_state("tokens", state.tokens, (call.num_sequences, weight.shape[1] - 1, x.shape[2]), x.dtype, x.device)
+    return call._replace(S=state.tokens)
+
+
+def _check_filters(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if x.ndim != 3:
+        raise ValueError(
+            f"short convolution takes x (b, t, c), three axes; got {tuple(x.shape)}. Channels come last: "
+            "a (b, c, t) tensor becomes (b, t, c) by .transpose(1, 2)."
+        )
+    c = x.shape[2]
+    if weight.ndim != 2 or weight.shape[0] != c or not 1 <= weight.shape[1] <= LARGEST_WIDTH:
+        raise ValueError(
+            f"weight must be (c, width) with c = {c} and a width of 1 to {LARGEST_WIDTH}; got {tuple(weight.shape)}. "
+            "That of a Conv1d, (c, 1, width), is its weight[:, 0]."
+        )
+    if bias is not None and bias.shape != (c,):
+        raise ValueError(f"bias must be (c,) = {(c,)}; got {tuple(bias.shape)}.")
+    for name, y in (("x", x), ("weight", weight), ("bias", bias)):
+        if y is not None and not y.is_floating_point():
+            raise TypeError(f"{name} must be of a floating dtype; got {y.dtype}. Cast it first.")
+        if y is not None and y.device != x.device:
+            raise ValueError(f"x, weight and bias must be on one device; got {x.device} and {y.device}.")

@@ -1,23 +1,20 @@
 """The delta rule of low rank: a state that is read by one vector and written by another, as in RWKV-7."""
 
-from typing import Any
-
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tarnn.kernels.low_rank_delta import Call, Gradients, Outputs
 from tarnn.numerics import autocast, wide
-from tarnn.ops.checks import check_key_mask, check_packing, check_tensors, shapes
-from tarnn.ops.delta.state import DeltaState
+from tarnn.ops.checks import check_alike, check_kind, check_masks, check_state, check_step, check_tensors, shapes
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
-from tarnn.other_names import DELTA, names_ours
+from tarnn.ops.states import DeltaState
+from tarnn.ops.validated import skip_repeated_checks
 
 compute = Op("low_rank_delta", Call, Outputs, Gradients, ("o", "S"))
 with_operator(compute, "low_rank_delta")
 
 
-@names_ours(DELTA)
 def low_rank_delta_rule(
     q: Float[Tensor, "rows h t d"],
     k: Float[Tensor, "rows h t d"],
@@ -69,7 +66,6 @@ def low_rank_delta_rule(
     return (outputs.o, DeltaState(outputs.S)) if return_state else outputs.o
 
 
-@names_ours(DELTA)
 def low_rank_delta_step(
     q: Float[Tensor, "rows h 1 d"],
     k: Float[Tensor, "rows h 1 d"],
@@ -87,13 +83,7 @@ def low_rank_delta_step(
     log_decay: (h,), (rows, h, 1) or (rows, h, 1, d). Other arguments as there. `state=None` starts a sequence. The given state
     stays as it was unless `inplace=True`, which writes into its tensor (for loops without gradients) and returns it.
     """
-    if q.ndim == 4 and q.shape[2] != 1:
-        raise ValueError(
-            f"low_rank_delta_step takes one token, q (rows, h, 1, d); got {tuple(q.shape)}. For more, "
-            "low_rank_delta_rule(state=…)."
-        )
-    if inplace and state is None:
-        raise ValueError("low_rank_delta_step(inplace=True) needs a state to write into; got state=None.")
+    check_step("low_rank_delta_rule", DeltaState, state, inplace, q=q)
     call = _make_call(q, k, v, a, b, log_decay, scale, None, None, state)
     if call.S is None:
         call = call._replace(S=call.new_state().zero_())
@@ -101,11 +91,12 @@ def low_rank_delta_step(
     return outputs.o, state if inplace and state is not None else DeltaState(outputs.S)
 
 
+@skip_repeated_checks
 def _make_call(q, k, v, a, b, log_decay, scale, key_mask, cu_seqlens, state) -> Call:
     """The call, with decays in the wide dtype. Raises ValueError and TypeError for arguments that don't fit each other."""
     q, k, v, a, b = autocast(q, k, v, a, b)
     _check(q, k, v, a, b, log_decay, key_mask, cu_seqlens)
-    (_, h, t, d), e = q.shape, v.shape[3]
+    _, h, t, d = q.shape
     if log_decay is not None:
         log_decay = log_decay.to(wide(q.dtype))
         log_decay = log_decay[None, :, None].expand(len(q), h, t) if log_decay.ndim == 1 else log_decay
@@ -113,19 +104,14 @@ def _make_call(q, k, v, a, b, log_decay, scale, key_mask, cu_seqlens, state) -> 
     call = Call(q, k, v, a, b, log_decay, None, key_mask, cu_seqlens, scale)
     if state is None:
         return call
-    S: Any = getattr(state, "S", None)
-    expected = (call.num_sequences, h, d, e)
-    if not isinstance(state, DeltaState) or S.shape != expected or S.dtype != call.dtype or S.device != q.device:
-        raise ValueError(
-            f"the state must be a DeltaState with S {expected} in {call.dtype} on {q.device}; got {state!r}. "
-            "A state fits the model, the number of sequences and the precision that made it."
-        )
-    return call._replace(S=S)
+    check_kind(state, DeltaState, "low_rank_delta_rule")
+    check_state("S", state.S, call.state_shape, call.dtype, q.device)
+    return call._replace(S=state.S)
 
 
 def _check(q, k, v, a, b, log_decay, key_mask, cu_seqlens) -> None:
     given = {"q": q, "k": k, "v": v, "a": a, "b": b}
-    check_tensors(**given, log_decay=log_decay, key_mask=key_mask, cu_seqlens=cu_seqlens)
+    check_tensors(**given, log_decay=log_decay)
     same = q.ndim == v.ndim == 4 and q.shape == k.shape == a.shape == b.shape and v.shape[:3] == q.shape[:3]
     if not same:
         raise ValueError(
@@ -133,16 +119,8 @@ def _check(q, k, v, a, b, log_decay, key_mask, cu_seqlens) -> None:
             "A projection's (rows, t, h·d) output becomes (rows, h, t, d) by .unflatten(-1, (h, d)).transpose(1, 2)."
         )
     rows, h, t, d = q.shape
-    if len({x.dtype for x in given.values()}) > 1 or not q.is_floating_point():
-        dtypes = ", ".join(str(x.dtype) for x in given.values())
-        raise TypeError(f"q, k, v, a and b must share one floating dtype; got {dtypes}. Cast them first.")
-    if len({x.device for x in given.values()}) > 1:
-        devices = ", ".join(str(x.device) for x in given.values())
-        raise ValueError(f"q, k, v, a and b must be on one device; got {devices}.")
-    if key_mask is not None:
-        check_key_mask(key_mask, rows, t)
-    if cu_seqlens is not None:
-        check_packing(cu_seqlens, rows, t, t)
+    check_alike(**given)
+    check_masks(key_mask, cu_seqlens, rows, t, t)
     if log_decay is not None and log_decay.shape not in ((h,), (rows, h, t), (rows, h, t, d)):
         raise ValueError(
             f"log_decay must be (h,) = {(h,)}, (rows, h, t) = {(rows, h, t)} or (rows, h, t, d) = {(rows, h, t, d)}; "

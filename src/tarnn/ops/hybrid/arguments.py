@@ -1,4 +1,14 @@
-"""From the arguments of hybrid attention to what all of its parts need to know: checked, with the features of a map."""
+"""Arguments of hybrid attention, checked, with the features of a map; and how slots choose their keys.
+
+The keys that features represent worst stay exact after they have left the window. A key's score is the logarithm of how much
+too small its own weight would be if features estimated it:
+
+    score_j = scale·k_j·k_j − log φ_q(k_j)·φ_k(k_j)          without features: scale·k_j·k_j
+
+It depends on the key alone. So the slots hold, at each token, the c keys of the highest scores among those that have left
+the window (of equal ones those that came first), and the key that loses its place enters the sums at that token. There is
+no block in this definition: chunks and single tokens give the same slots. The choice has no gradient.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -7,14 +17,15 @@ import torch
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
-from tarnn.kernels.plain import is_plain
-from tarnn.numerics import wide
+from tarnn.kernels.hybrid import capped
+from tarnn.kernels.tracing import is_untraced
+from tarnn.numerics import wide, widen
 from tarnn.ops.features import Features, raw_features
-from tarnn.ops.hybrid.state import HybridState
+from tarnn.ops.states import HybridState
 
 
 class Options(NamedTuple):
-    """What all parts need to know; feature_map None: keys that are not exact are not seen."""
+    """Options that all parts read; feature_map None: keys that are not exact are not seen."""
 
     feature_map: FeatureMap | None
     causal: bool
@@ -25,12 +36,11 @@ class Options(NamedTuple):
     softcap: float | None
     far_bias: Tensor | float  # λ, a number or (h,)
     exact_queries: Tensor | None
-    global_places: Tensor | None = None
     far_until: int | None = None
 
     @property
     def log_features(self) -> bool:
-        """Whether features are kept as logarithms, and their sums have a maximum for each (`tarnn.units`)."""
+        """Whether features are kept as logarithms, and their sums have a maximum for each (`tarnn.log_features`)."""
         return self.feature_map is not None and self.feature_map.log_features
 
 
@@ -59,7 +69,7 @@ def check_options(
         raise ValueError(
             f"hybrid attention takes log_decay (g,) or (b, g, t): exact keys have no channels; got {tuple(log_decay.shape)}."
         )
-    if log_decay is not None and log_decay.is_cpu and is_plain(q) and bool((log_decay > 0).any()):
+    if log_decay is not None and log_decay.is_cpu and is_untraced(q) and bool((log_decay > 0).any()):
         raise ValueError(
             f"log_decay must be ≤ 0: keys fade, never grow; got {log_decay.max().item():.3g}. Pass the logarithm of a factor."
         )
@@ -85,33 +95,6 @@ def check_lengths(q: Tensor, k: Tensor) -> None:
         raise ValueError(f"hybrid attention is self-attention: as many keys as queries; got {t} and {length}.")
 
 
-def check_global_tokens(global_tokens: Any, q: Tensor, causal: bool) -> None:
-    """Raises TypeError or ValueError for anything but None, a mask (b, t) or places (n,), and where attention is causal."""
-    if global_tokens is None:
-        return
-    if causal:
-        raise ValueError(
-            "a global token sees what comes after it, so global_tokens need causal=False; got causal=True. For first tokens "
-            "that all later ones see exactly pass sinks=."
-        )
-    if not isinstance(global_tokens, Tensor) or global_tokens.dtype not in (torch.bool, torch.int32, torch.int64):
-        got = global_tokens.dtype if isinstance(global_tokens, Tensor) else repr(global_tokens)
-        raise TypeError(
-            f"global_tokens must be a tensor, a bool mask (b, t) or places (n,), int64; got {got}. Pass torch.tensor([0])."
-        )
-    mask, expected = global_tokens.dtype == torch.bool, (*q.shape[:1], *q.shape[2:3])
-    if (mask and global_tokens.shape != expected) or (not mask and global_tokens.ndim != 1):
-        raise ValueError(
-            f"global_tokens must be a bool mask (b, t) = {expected} or places (n,), int64; got {global_tokens.dtype} "
-            f"{tuple(global_tokens.shape)}."
-        )
-    if not mask and global_tokens.is_cpu and is_plain(q) and bool((global_tokens < 0).any()):
-        raise ValueError(
-            f"global_tokens are places counted from 0 in each sequence; got {int(global_tokens.min())}. For tokens counted "
-            "from the end pass a mask (b, t)."
-        )
-
-
 def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(x, bool)
 
@@ -131,3 +114,22 @@ def scaled_features(how: Options, x: Tensor, side: str, raw: Features | None = N
 def within(how: Options, a: Tensor, place: Tensor) -> Tensor:
     """Log-scales (b, h, t) of queries at these places (b, t), −∞ from far_until on: those don't see estimated keys."""
     return a if how.far_until is None else a.masked_fill((place >= how.far_until)[:, None], -torch.inf)
+
+
+@torch.no_grad()
+def scores(
+    feature_map: FeatureMap | None, k: Tensor, scale: float, softcap: float | None, as_key: Features | None = None
+) -> Tensor:
+    """(b, g, t) of keys (b, g, t, d). as_key: `raw_features` of them, if they are there already."""
+    x = widen(k)
+    exact = capped(scale * x.square().sum(-1), softcap)
+    if feature_map is None:
+        return exact
+    (phi_q, a), (phi_k, w) = raw_features(feature_map, k, "queries"), as_key or raw_features(feature_map, k, "keys")
+    if feature_map.log_features:
+        return exact - (phi_q + phi_k).logsumexp(-1)
+    estimate = (phi_q * phi_k).sum(-1).log()
+    for scale_of in (a, w):
+        estimate = estimate if scale_of is None else estimate + scale_of
+    # features that underflow: such keys are the worst there are, and still have an order among them
+    return exact - estimate.clamp(min=-1e4)

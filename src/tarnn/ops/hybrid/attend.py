@@ -1,15 +1,18 @@
-"""Hybrid attention of rows whose real tokens stand in front: their keys, the calls that compute them, the state behind."""
+"""Hybrid attention of rows whose real tokens stand in front: their keys, the calls that compute them, the state after them;
+and of one token, in time that doesn't depend on how many came before."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
-from tarnn.kernels.hybrid import Call, Gradients, Outputs, at, capped
-from tarnn.kernels.plain import is_plain, known_finite
+from tarnn.kernels.contract import choose
+from tarnn.kernels.hybrid import Call, Gradients, Outputs, Token, at, capped, room_of, weakest
+from tarnn.kernels.tracing import is_untraced, known_finite
 from tarnn.numerics import finite, marked, wide
-from tarnn.ops.features import check_widths
-from tarnn.ops.hybrid.arguments import Options, scaled_features, within
+from tarnn.ops.features import check_widths, raw_features
+from tarnn.ops.hybrid.arguments import Options, scaled_features, scores, within
 from tarnn.ops.hybrid.keys import (
     Keys,
     SlotRow,
@@ -19,12 +22,11 @@ from tarnn.ops.hybrid.keys import (
     slot_row_of,
     state_behind,
     users,
-    with_global,
+    with_exact_queries,
     without_spoilt,
 )
-from tarnn.ops.hybrid.slots import scores
-from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.registration import Op
+from tarnn.ops.states import HybridState
 
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
 
@@ -46,9 +48,9 @@ def new_state(how: Options, k: Tensor, v: Tensor) -> HybridState:
     )
 
 
-def attend(how: Options, q, k, v, count, marks, log_decay, state, state_too: bool):
+def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
     """Rows whose real tokens stand in front, `count` (b,) of them (None: all). state_too: so that gradients pass through
-    the state and ρ. marks: a mask of global tokens, (b, t), or None."""
+    the state and ρ."""
     b, t = q.shape[0], q.shape[2]
     real = torch.ones(b, t, dtype=torch.bool, device=q.device)
     if count is not None:
@@ -61,7 +63,7 @@ def attend(how: Options, q, k, v, count, marks, log_decay, state, state_too: boo
     if not t:
         empty = q.sum(-1, dtype=wide(v.dtype))  # autograd sees where it comes from
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
-    given = with_global(how, keys_of(how, state, k, v, real, log_decay), marks)
+    given = with_exact_queries(how, keys_of(how, state, k, v, real, log_decay))
     keys, spoilt, spoiled = given, None, None
     if not known_finite(given.k, given.v, state.k, state.v):
         keys, spoilt = without_spoilt(given)
@@ -94,8 +96,8 @@ def _outputs(
     state: HybridState,
     state_too: bool,
 ) -> Outputs:
-    """Of one call, or of calls in pieces where that saves memory: autograd doesn't watch, and nothing is traced."""
-    t, plain = q.shape[2], is_plain(q)
+    """Compute outputs in one call, or in pieces to save memory when neither autograd nor tracing is active."""
+    t, plain = q.shape[2], is_untraced(q)
     fades = log_decay is not None or not plain or bool(state.fade.any())
     watched = is_watched(how, q, keys.k, keys.v, state.k, state.S)
     size = t
@@ -146,7 +148,6 @@ def call_of(
         (keys.real.sum(-1) - here.start).clamp(0, t),
         *fading,
         *slots,
-        keys.apart,
         w,
         how.causal,
         how.scale,
@@ -168,7 +169,7 @@ def _far(how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: sl
         phi_k, weight = scaled_features(how, slot_row.k, "keys")
         check_widths(phi_q, phi_k)
         return phi_q, a, phi_k, weight
-    lives = keys.there & (keys.place >= how.sinks if keys.apart is None else ~keys.apart)
+    lives = keys.there & (keys.place >= how.sinks)
     if how.causal:  # with each new token one key leaves the window
         k, enters = keys.k[:, :, here], (lives[:, : keys.real.shape[1]] & keys.real)[:, here]
     else:
@@ -181,7 +182,7 @@ def _far(how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: sl
 
 
 def _with_exact_rows(how: Options, q, keys: Keys, o, rho):
-    """The rows of exact queries and of global tokens by softmax over everything."""
+    """Compute the rows of exact queries by softmax over everything."""
     assert keys.sees_all is not None
     index, there = find_marked(keys.sees_all)  # (b, n)
     g, kind, w = keys.k.shape[1], wide(o.dtype), how.window
@@ -204,3 +205,46 @@ def _mean(logits: Tensor, values: Tensor) -> Tensor:
     weights = (logits - finite(logits.detach().amax(-1, keepdim=True))).exp()
     total = weights.sum(-1, keepdim=True)
     return (weights @ values) / total.masked_fill(total == 0, 1.0)
+
+
+# --- one token
+
+
+def take_step(
+    how: Options, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: HybridState, *, inplace: bool
+) -> tuple[Tensor, HybridState, Tensor]:
+    """One real token of each row: o (b, h, 1, e), the state behind it, ρ (b, h, 1)."""
+    if not inplace:
+        state = state.clone()
+    s = state
+    # e^−10⁴ is 0
+    decay = None if log_decay is None else log_decay.clamp(min=-1e4).to(s.fade.dtype)
+    far, slots = _token_features(how, q, s)
+    constants = (how.sinks, how.window, how.scale, how.softcap or 0.0, how.log_features)
+    token = Token._make((q, k, v, *far, decay, s.k, s.v, s.fade, s.count, s.S, s.z, s.M, *slots, *constants))
+    outputs = choose("hybrid", token).step(token)
+    if inplace:
+        increment_version((s.k, s.v, s.fade, s.score, s.place, s.S, s.z, s.M, s.count))
+    return outputs.o, state, outputs.share
+
+
+def _token_features(how: Options, q: Tensor, state: HybridState) -> tuple[list[Any], list[Any]]:
+    """φ(q), a, φ and log-scale of the key in the room that the token takes; and what slots need."""
+    far: list[Any] = [None] * 4
+    slots: list[Any] = [None] * 5
+    if how.feature_map is None and not how.slots:
+        return far, slots
+    old, raw = at(state.k, room_of(state.count, how.sinks, how.window)[:, None]), None
+    if how.feature_map is not None:
+        raw = raw_features(how.feature_map, old, "keys")
+        phi_q, a = scaled_features(how, q, "queries")
+        phi_k, weight = scaled_features(how, old, "keys", raw)
+        check_widths(phi_q, phi_k)
+        far = [phi_q, within(how, a, state.count[:, None]), phi_k, weight]
+    if how.slots:
+        score = scores(how.feature_map, old, how.scale, how.softcap, raw)[..., 0]
+        slots = [state.score, state.place, score, None, None]
+        if how.feature_map is not None:
+            last = at(state.k, how.sinks + how.window + weakest(state.score, state.place))
+            slots[3:] = scaled_features(how, last, "keys")
+    return far, slots

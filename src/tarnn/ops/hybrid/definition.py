@@ -20,7 +20,6 @@ def hybrid(
     log_decay=None,
     softcap: float | None = None,
     exact_queries: Tensor | None = None,
-    global_tokens: Tensor | None = None,
     slots: int = 0,
     score: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -29,10 +28,10 @@ def hybrid(
     q (b, h, t, d), k (b, g, t, d), v (b, g, t, e); far_weight (b, h, t, t): log of the estimated weight of each pair, or
     None: keys that are not exact are not seen at all. Places are counted over the keys that key_mask (b, t) leaves
     in. Key j is exact for query i where its place is less than `window` from i's, or less than `sinks`, or where
-    i's place is one of `exact_queries`, or where global_tokens (b, t) marks i or j. log_decay (b, g, t): each key fades
+    i's place is one of `exact_queries`. log_decay (b, g, t): each key fades
     by the decays of the real tokens behind it up to i, exact or not. slots c, score (b, g, t): of the keys that i sees and
     that are not exact, the c of the highest scores are, too; of equal ones the earlier. Where not causal, the c highest of
-    the whole row are, but for sinks and global tokens.
+    the whole row are, but for sinks.
     softcap c: products become c·tanh(product / c).
     Returns o (b, h, t, e), zeros at masked tokens and where nothing is seen, and ρ (b, h, t), the estimated keys' share
     of the weight.
@@ -48,9 +47,6 @@ def hybrid(
     always = place < sinks
     if exact_queries is not None:
         exact = exact | torch.isin(place, exact_queries)[:, :, None]
-    if global_tokens is not None:
-        always = always | global_tokens
-        exact = exact | global_tokens[:, None, :] | global_tokens[:, :, None]
     exact = exact[:, None].expand(b, g, t, t)
     if slots and score is not None:
         for i in range(t):

@@ -9,7 +9,7 @@ from torch import Tensor
 from tarnn.kernels.hybrid import Outputs, at, room_of
 from tarnn.numerics import marked, set_aside, widest
 from tarnn.ops.hybrid.arguments import Options
-from tarnn.ops.hybrid.state import HybridState
+from tarnn.ops.states import HybridState
 
 
 class Keys(NamedTuple):
@@ -24,11 +24,10 @@ class Keys(NamedTuple):
     there: Tensor  # (b, w + t)
     birth: Tensor  # (b, g, w + t)
     clock: Tensor  # (b, g, t)
-    sink_k: Tensor  # (b, g, s, d), those before and those among the new, and global tokens
+    sink_k: Tensor  # (b, g, s, d), those before and those among the new
     sink_v: Tensor
     sink_birth: Tensor
     real: Tensor  # (b, t)
-    apart: Tensor | None = None  # (b, w + t)  which keys stand among the sinks; None: the first so many tokens
     sees_all: Tensor | None = None  # (b, t)  the queries that see every key exactly; None: none
 
 
@@ -71,37 +70,17 @@ def keys_of(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     )
 
 
-def with_global(how: Options, keys: Keys, marks: Tensor | None) -> Keys:
-    """The keys with global tokens among the sinks, and the queries that see every key. marks: a mask of global tokens, (b, t)."""
-    tokens = torch.arange(keys.real.shape[1], device=keys.real.device)
-    if how.global_places is not None:
-        marks = torch.isin(tokens, how.global_places)[None]
-    rows = marks
-    if how.exact_queries is not None:
-        listed = torch.isin(tokens, how.exact_queries)[None]
-        rows = listed if rows is None else rows | listed
-    if rows is not None:
-        keys = keys._replace(sees_all=rows & keys.real)
-    if marks is None:
+def with_exact_queries(how: Options, keys: Keys) -> Keys:
+    """Mark the queries that see every key."""
+    if how.exact_queries is None:
         return keys
-    return with_apart(keys, (marks | (tokens < how.sinks)) & keys.real)
-
-
-def with_apart(keys: Keys, apart: Tensor) -> Keys:
-    """The keys, of which those that `apart` (b, t) marks stand among the sinks."""
-    w = keys.k.shape[2] - apart.shape[1]
-    index, _ = find_marked(apart)
-    return keys._replace(
-        sink_k=at(keys.k[:, :, w:], index),
-        sink_v=at(keys.v[:, :, w:], index),
-        sink_birth=keys.birth.new_zeros(*keys.k.shape[:2], index.shape[1]),
-        apart=torch.cat([torch.zeros_like(keys.there[:, :w]), apart], 1),
-    )
+    tokens = torch.arange(keys.real.shape[1], device=keys.real.device)
+    return keys._replace(sees_all=torch.isin(tokens, how.exact_queries)[None] & keys.real)
 
 
 COUNTED = (
-    "hybrid_attention counts its global tokens (or exact queries), which no graph holds: for torch.export and fullgraph=True "
-    "leave out global_tokens and exact_queries, and take sinks for first tokens."
+    "hybrid_attention counts its exact queries, which no graph holds: for torch.export and fullgraph=True leave out "
+    "exact_queries."
 )
 
 
@@ -147,7 +126,7 @@ def users(how: Options, keys: Keys, state: HybridState, spoilt: Tensor, groups: 
         count = torch.nn.functional.pad(spoilt.cumsum(-1), (1, 0))
         first = torch.arange(1, t + 1, device=spoilt.device)
         last = (first + (w if how.causal else 2 * w - 1)).clamp(max=w + t)
-        sinks = spoilt[..., w:] & (keys.place[:, None, w:] < s if keys.apart is None else keys.apart[:, None, w:])
+        sinks = spoilt[..., w:] & (keys.place[:, None, w:] < s)
         seen = (count[..., last] > count[..., first]) | (
             sinks.cumsum(-1) > 0 if how.causal else sinks.any(-1, keepdim=True)
         )

@@ -11,7 +11,7 @@ others (estimated by features), both summed by log-sum-exp,
 φ(q_i) = φ̂_i e^(a_i), and S, z in units of e^(M_i), the running maximum of the log-weights of the keys that have entered the
 sums. It is causal to the bit: M_i depends on these keys alone.
 
-The calls: `attend.py`, `step.py`; how they are computed in chunks: `kernels/eager/hybrid.py`.
+The calls: `attend.py`; how they are computed in chunks: `kernels/eager/hybrid.py`.
 """
 
 from typing import Any
@@ -24,22 +24,18 @@ from tarnn.feature_maps.by_name import map_for
 from tarnn.kernels.hybrid import at
 from tarnn.kernels.packing import bounds, buckets
 from tarnn.numerics import autocast, full_precision
-from tarnn.ops.checks import check_attention
-from tarnn.ops.hybrid.arguments import Options, check_global_tokens, check_lengths, check_options
-from tarnn.ops.hybrid.attend import attend, is_watched
-from tarnn.ops.hybrid.state import HybridState
-from tarnn.ops.hybrid.step import take_step
-from tarnn.other_names import FUNCTION, names_ours
+from tarnn.ops.checks import check_attention, check_step
+from tarnn.ops.hybrid.arguments import Options, check_lengths, check_options
+from tarnn.ops.hybrid.attend import attend, is_watched, take_step
+from tarnn.ops.states import HybridState
 
 
-@names_ours(FUNCTION)
 def hybrid_attention(
     q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | str | None = None, *,
     causal: bool, window: int, sinks: int = 0, slots: int = 0, scale: float | None = None, far_bias: Tensor | float = 0.0,
     softcap: float | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     log_decay: Tensor | None = None, exact_queries: Tensor | None = None, state: HybridState | None = None,
     return_state: bool = False, return_far_share: bool = False, inplace: bool = False, far_until: int | None = None,
-    global_tokens: Tensor | None = None,
 ):  # fmt: skip
     """Softmax attention to a window and to sinks, and features of all other keys, in time and memory linear in t.
 
@@ -53,7 +49,7 @@ def hybrid_attention(
         window: keys at a distance of less than this are exact, the query's own among them; on both sides where not causal.
         sinks: the first so many tokens of a sequence are exact for every query.
         slots: so many keys per key/value head that features represent badly stay exact after they have left the window
-            (`slots.py` says how they are chosen); without causality, so many of the whole row.
+            (`arguments.py` says how they are chosen); without causality, so many of the whole row.
         scale: of the products, 1/√d by default. softcap c: then c·tanh(product / c).
         far_bias: λ, a number or (h,), added to the log-weight of every estimated key.
         far_until: queries at this place of their sequence (from 0) and beyond see no estimated key; where not causal, no
@@ -61,8 +57,6 @@ def hybrid_attention(
         cu_seqlens: (n + 1,), sequences end to end in one row.
         log_decay: ≤ 0, (g,) or (b, g, t), causal only: keys fade, exact ones too. A constant −m is ALiBi's slope m.
         exact_queries: places (n,) whose queries see every key exactly, such as [0] for a CLS token. Without a state.
-        global_tokens: tokens that all others see and that see all, exactly: a bool mask (b, t), or places (n,) in each
-            sequence, such as [0]; not causal only. They take no slot.
         state, return_state: as in `linear_attention`; causal only. The size of a state does not grow.
         inplace: of one token only: the given state is written into, and is the one that is returned.
         return_far_share: also return ρ (b, h, t), the share of each query's weight that was estimated.
@@ -75,7 +69,6 @@ def hybrid_attention(
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
     q, k, v = autocast(q, k, v)
-    check_global_tokens(global_tokens, q, causal)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     check_options(
         q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
@@ -88,10 +81,7 @@ def hybrid_attention(
     if phi is not None:
         phi.check_positive()
     scale = d**-0.5 if scale is None else scale
-    marks, places = None, global_tokens
-    if global_tokens is not None and global_tokens.dtype == torch.bool:
-        marks, places = global_tokens, None
-    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries, places, far_until)
+    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries, far_until)
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, t)
     one = t == 1 and causal and exact_queries is None and key_mask is None and cu_seqlens is None
@@ -101,14 +91,14 @@ def hybrid_attention(
         )
     state_too = state is not None or return_state or return_far_share
     with full_precision(q):
-        inputs = (q, k, v, key_mask, cu_seqlens, marks, log_decay)
+        inputs = (q, k, v, key_mask, cu_seqlens, log_decay)
         o, state, rho = compute_attention(how, *inputs, state, state_too, one, inplace)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
     return found if len(found) > 1 else o
 
 
 def compute_attention(
-    how: Options, q, k, v, key_mask, cu_seqlens, marks, log_decay, state, state_too: bool, one: bool, inplace: bool
+    how: Options, q, k, v, key_mask, cu_seqlens, log_decay, state, state_too: bool, one: bool, inplace: bool
 ) -> tuple[Tensor, HybridState | None, Tensor]:
     """Compute o, the state after it and ρ from checked arguments; `one` token without masks may be a step. `tarnn.parallel` puts
     its own function in this place."""
@@ -117,8 +107,8 @@ def compute_attention(
         return take_step(how, q, k, v, log_decay, state, inplace=inplace)
     if cu_seqlens is not None:
         cuts = bounds(cu_seqlens, q.shape[2])
-        return _packed(how, q, k, v, key_mask, marks, log_decay, state, cuts, state_too)
-    return _compact(how, q, k, v, key_mask, marks, log_decay, state, state_too)
+        return _packed(how, q, k, v, key_mask, log_decay, state, cuts, state_too)
+    return _compact(how, q, k, v, key_mask, log_decay, state, state_too)
 
 
 def hybrid_step(
@@ -136,38 +126,33 @@ def hybrid_step(
 
     Arguments, options and errors as in `hybrid_attention`, which gives the state; time and memory don't grow.
     """
-    if q.ndim == 4 and q.shape[2] != 1:
-        raise ValueError(
-            f"a step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, hybrid_attention(state=…)."
-        )
+    check_step("hybrid_attention", HybridState, state, inplace, q=q)
     return hybrid_attention(
         q, k, v, feature_map, causal=True, window=window, state=state, return_state=True, inplace=inplace, **options
     )
 
 
-def _compact(how: Options, q, k, v, key_mask, marks, log_decay, state, state_too: bool):
+def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool):
     """Real tokens to the front, masked ones behind them and left out; outputs back to their places."""
     if key_mask is None:
-        return attend(how, q, k, v, None, marks, log_decay, state, state_too)
+        return attend(how, q, k, v, None, log_decay, state, state_too)
     order = (~key_mask).to(torch.int8).argsort(dim=-1, stable=True)  # (b, t)
     q, k, v = (at(x, order) for x in (q, k, v))
-    marks = None if marks is None else marks.gather(1, order)
     log_decay = None if log_decay is None else at(log_decay[..., None], order)[..., 0]
-    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), marks, log_decay, state, state_too)
+    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), log_decay, state, state_too)
     back = order.argsort(dim=-1)
     return at(o, back), state, at(rho[..., None], back)[..., 0]
 
 
-def _packed(how: Options, q, k, v, key_mask, marks, log_decay, state, cuts, state_too: bool):
+def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts, state_too: bool):
     """Sequences of similar length as batches; their outputs back into the row."""
     outputs, shares, places, states = [], [], [], []
     for members, index, real in buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
-        marked = None if marks is None else marks[0][index]
         q_i, k_i, v_i = (x[0][:, index].transpose(0, 1) for x in (q, k, v))
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
         before = None if state is None else state.select(members)
-        out, after, share = _compact(how, q_i, k_i, v_i, mask, marked, decay, before, state_too)
+        out, after, share = _compact(how, q_i, k_i, v_i, mask, decay, before, state_too)
         outputs.append(out.transpose(0, 1)[:, real])  # (h, tokens, e)
         shares.append(share.transpose(0, 1)[:, real])
         places.append(index[real])

@@ -1,7 +1,6 @@
 """From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
 
 import math
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,15 +8,15 @@ from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.kernels.linear import Call, Outputs
-from tarnn.kernels.plain import is_plain
+from tarnn.log_features import causal_units, full_units
 from tarnn.numerics import autocast, default_eps, finite, wide, widen
-from tarnn.ops.checks import check_attention
+from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.features import check_widths, features, log_features, map_of
-from tarnn.ops.linear.state import LinearState
-from tarnn.units import causal_units, full_units
+from tarnn.ops.states import LinearState
+from tarnn.ops.validated import skip_repeated_checks
 
 
-class Made(NamedTuple):
+class PreparedCall(NamedTuple):
     """A call, and what its outputs still need."""
 
     call: Call
@@ -30,6 +29,7 @@ class Made(NamedTuple):
         return LinearState(outputs.S, outputs.z, M if self.M is None else self.M)
 
 
+@skip_repeated_checks
 def make_call(
     q,
     k,
@@ -43,67 +43,10 @@ def make_call(
     log_decay=None,
     key_log_weight=None,
     state=None,
-) -> Made:
+) -> PreparedCall:
     """Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
     """
-    options, looks, fine = (key_mask, cu_seqlens, log_decay, key_log_weight), None, None
-    if key_mask is None and cu_seqlens is None and log_decay is None and key_log_weight is None:
-        looks = _looks(q, k, v, feature_map, causal, normalize, eps, state)
-        fine = _FINE.get(looks)
-    if fine is not None:
-        S, z = (None, None) if state is None else (state.S, state.z)
-        return Made(Call(q, k, v, None, None, S, z, None, None, None, None, None, *fine))
-    made = _checked(q, k, v, feature_map, causal, normalize, eps, *options, state)
-    if looks is not None:
-        if len(_FINE) >= _MOST_FINE:
-            _FINE.clear()
-        _FINE[looks] = made.call[12:]
-    return made
-
-
-_MOST_FINE = 1000
-_FINE: dict[Hashable, tuple] = {}  # plain calls that have passed all checks: what those look at → the call's constants
-
-
-def _looks(q, k, v, feature_map, causal, normalize, eps, state) -> Hashable:
-    """All that decides whether a plain call is fine, so that checks of the next such call cost a look-up; None where
-    it isn't plain: it is traced, or cast by autocast, or has log-weights, or its map is more than a function of the kernels.
-    """
-    if not is_plain(q):
-        return None
-    if not isinstance(feature_map, FeatureMap) or not feature_map.kernel or torch._C._is_any_autocast_enabled():
-        return None
-    plain = (
-        q.shape,
-        k.shape,
-        v.shape,
-        q.dtype,
-        k.dtype,
-        v.dtype,
-        q.device,
-        k.device,
-        v.device,
-        type(feature_map),
-        feature_map.kernel,
-        feature_map.positive,
-        causal,
-        normalize,
-        eps,
-    )
-    if state is None:
-        return plain
-    if type(state) is not LinearState or state.M is not None:
-        return None
-    S, z = state.S, state.z
-    if S is None or z is None:
-        return None
-    return (*plain, S.shape, z.shape, S.dtype, z.dtype, S.device, z.device)
-
-
-def _checked(
-    q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
-) -> Made:
     q, k, v = autocast(q, k, v)
     at_least_one = is_at_least_one(normalize, eps)
     check_attention(q, k, v, causal, key_mask, cu_seqlens, log_decay, key_log_weight, grouped_values=True)
@@ -143,7 +86,7 @@ def _checked(
         factor, square, offset, shift, at_least_one,
     )  # fmt: skip
     _check_state(call)
-    return Made(call, None if normalize else query_log_weight)
+    return PreparedCall(call, None if normalize else query_log_weight)
 
 
 def is_at_least_one(normalize: Any, eps: float | None) -> bool:
@@ -179,7 +122,9 @@ def _features_apart(
     return q, k, y[..., None].expand_as(q), x[..., None].expand_as(k)
 
 
-def _by_feature(q, k, y, x, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state) -> Made:
+def _by_feature(
+    q, k, y, x, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
+) -> PreparedCall:
     """A call of features e^y ⊙ q and e^x ⊙ k (None: 1) in units of their own maxima, which decay in their place."""
     check_widths(y, x)
     if v.shape[1] != x.shape[1]:  # maxima are one for each state
@@ -212,7 +157,7 @@ def _by_feature(q, k, y, x, v, causal, normalize, eps, key_mask, cu_seqlens, log
         q, k, v, scaled.log_decay, None, S, z, None, None, None, key_mask, cu_seqlens, "identity",
         causal, normalize, eps,
     )  # fmt: skip
-    return Made(call, None if normalize else scaled.U, scaled.M)
+    return PreparedCall(call, None if normalize else scaled.U, scaled.M)
 
 
 def with_log_weights(o: Tensor, log_weight: Tensor | None) -> Tensor:
@@ -287,8 +232,5 @@ def check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_fe
     (n, g, f, _), device, dtype = shape, like.device, wide(like.dtype)
     maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)
     for name, x, expected in (("S", S, shape), ("z", z, (n, g, f)), ("M", M, maxima)):
-        if x is not None and (x.shape != expected or x.dtype != dtype or x.device != device):
-            raise ValueError(
-                f"the state's {name} must be {expected} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "
-                "A state fits the model, the number of sequences and the precision that made it."
-            )
+        if x is not None:
+            check_state(name, x, expected, dtype, device)

@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.ops.checks import check_step
 from tarnn.ops.linear.arguments import make_call, with_log_weights
-from tarnn.ops.linear.both_sides import attend_both_sides, check_sides
-from tarnn.ops.linear.state import LinearState
+from tarnn.ops.linear.bidirectional import attend_both_sides
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
-from tarnn.other_names import FUNCTION, names_ours
+from tarnn.ops.states import LinearState
 
 _ELU = Elu()
 
 
 def _keep(call: Call, outputs: Outputs, with_state: bool) -> Outputs:
-    """o and den; where causal, what the backend keeps; else the state that all queries read: a copy of one that is handed
-    out, which may be written to."""
+    """Select what backward needs: o and den; if causal, the backend's kept states; otherwise a copy of the state, because the
+    caller may modify the returned one."""
     if call.causal:
         return outputs._replace(S=None, z=None, M=None)
     S, z, M = (x.clone() if with_state else x for x in outputs[2:5])
@@ -41,7 +41,6 @@ attend = Op(
 with_operator(attend, "linear_attention")
 
 
-@names_ours(FUNCTION)
 def linear_attention(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],
@@ -112,12 +111,10 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
+    arguments = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
     if log_decay_back is not None or (log_decay is not None and not causal):
-        check_sides(causal, log_decay, log_decay_back, state is not None or return_state)
-        options = (normalize, eps, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
-        return attend_both_sides(linear_attention, q, k, v, feature_map, *options)
-    given = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
-    return compute_attention(given, return_state)
+        return attend_both_sides(linear_attention, arguments, log_decay_back, return_state)
+    return compute_attention(arguments, return_state)
 
 
 def compute_attention(given: tuple[Any, ...], return_state: bool) -> Any:
@@ -126,3 +123,51 @@ def compute_attention(given: tuple[Any, ...], return_state: bool) -> Any:
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)
     return (o, made.state_of(outputs)) if return_state else o
+
+
+def step(
+    q: Float[Tensor, "b h 1 d"],
+    k: Float[Tensor, "b g 1 d"],
+    v: Float[Tensor, "b m 1 e"],
+    feature_map: FeatureMap | nn.Module | str = _ELU,
+    state: LinearState | None = None,
+    *,
+    normalize: bool | str = True,
+    eps: float | None = None,
+    log_decay: Float[Tensor, "..."] | None = None,
+    key_log_weight: Float[Tensor, "b m 1"] | None = None,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "b heads 1 e"], LinearState]:
+    """The recurrence that `linear_attention(causal=True)` is, for one token more:
+
+        S ← e^log_decay S + e^w φ(k) vᵀ      z ← e^log_decay z + e^w φ(k)      o = φ(q)ᵀS / (φ(q)ᵀz + eps)
+
+    log_decay: (g,), (b, g, 1) or (b, g, 1, f). Other arguments, precision and errors as in
+    `linear_attention`. `state=None` starts a sequence. Returns o and the new state; the given one stays as it
+    was unless `inplace=True`, which writes into its tensors (for loops without gradients) and returns it.
+
+    Katharopoulos et al. 2020, eq. 16–20 (arXiv 2006.16236).
+    """
+    check_step("linear_attention", LinearState, state, inplace, q=q)
+    made = make_call(q, k, v, feature_map, True, normalize, eps, None, None, log_decay, key_log_weight, state)
+    call = made.call
+    if state is None:
+        (b, g), f, e = call.v.shape[:2], call.num_features, call.v.shape[3]
+        new = LinearState.zeros(b, g, f, e, log_weights=call.weighted, dtype=call.dtype, device=call.k.device)
+        call = call._replace(S=new.S, z=new.z, M=new.M)
+    elif inplace and (call.weighted or made.M is not None) and state.M is None:
+        raise ValueError(
+            "a state without M has no room for log-weights: make it with LinearState.zeros(…, log_weights=True)."
+        )
+    elif inplace and made.M is not None and state.M is not None and state.M.shape != made.M.shape:
+        raise ValueError(
+            f"these sums have a maximum for each feature, M {tuple(made.M.shape)}; the state has {tuple(state.M.shape)}. "
+            "Make it with LinearState.zeros(…, log_features=True)."
+        )
+    outputs = attend.step(call, inplace=inplace)
+    o = with_log_weights(outputs.o, made.log_weight)
+    if not inplace or state is None:
+        return o, made.state_of(outputs)
+    if made.M is not None and state.M is not None:
+        state.M.copy_(made.M)
+    return o, state

@@ -11,15 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tarnn.kernels.plain import known_finite
+from tarnn.kernels.tracing import known_finite
 from tarnn.numerics import marked, set_aside
 from tarnn.ops import packing
-from tarnn.ops.checks import check_attention
-from tarnn.ops.softmax.state import KVCache
-from tarnn.other_names import FUNCTION, names_ours
+from tarnn.ops.checks import check_attention, check_step
+from tarnn.ops.softmax.cache import KVCache
 
 
-@names_ours(FUNCTION)
 def softmax_attention(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],
@@ -112,8 +110,7 @@ def softmax_step(
 ) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:
     """One token of softmax attention: O(length) time. Returns o and the new cache; `inplace` as in `KVCache.append`."""
     check_attention(q, k, v, causal=True)
-    if q.shape[2] != 1:
-        raise ValueError(f"softmax_step takes one token, q (b, h, 1, d); got {tuple(q.shape)}.")
+    check_step("softmax_attention", KVCache, state, inplace, q=q)
     state = state.append(k, v, inplace=inplace)
     k, v, key_mask = state.read(q.dtype)
     return attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state

@@ -1,9 +1,9 @@
-"""The key/value cache: what softmax attention carries from token to token."""
+"""Key/value caches: what softmax attention carries from token to token."""
 
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tarnn.large_pages import zeros_in_large_pages
@@ -61,7 +61,7 @@ class KVCache(State):
         return self.k[:, :, :n], self.v[:, :, :n], None if self.mask is None else self.mask[:, :n]
 
     def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same, k and v in that type."""
+        """Return `used()` with k and v in that type."""
         k, v, mask = self.used()
         return k.to(dtype), v.to(dtype), mask
 
@@ -163,8 +163,29 @@ class KVCache(State):
 
 
 def full(capacity: int, taken: int, more: int) -> ValueError:
-    """What to raise where a cache has no room for so many more."""
+    """Return the error of a cache that has no room for `more` positions."""
     return ValueError(
         f"the key/value cache is full: it holds {capacity} positions, {taken} are taken and "
         f"{more} more were given. Make it with a larger capacity."
     )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RowCaches(State):
+    """A cache for each row, of one row, with its own length and room.
+
+    The fused step takes it in the place of a `KVCache`, where each row has as many keys as it has seen tokens. Layers don't.
+    """
+
+    grows = True
+
+    rows: tuple[KVCache, ...]
+
+    def select(self, rows: Int[Tensor, " k"]) -> "RowCaches":
+        return RowCaches(tuple(self.rows[row].clone() for row in rows.tolist()))
+
+    def insert(self, rows: Int[Tensor, " k"], other: "RowCaches") -> "RowCaches":
+        mine = list(self.rows)
+        for row, theirs in zip(rows.tolist(), other.rows, strict=True):
+            mine[row] = theirs
+        return RowCaches(tuple(mine))

@@ -1,29 +1,64 @@
-"""Linear attention that fades to either side: a sweep from the first token on, one from the last, one sum of weights.
+"""Linear attention that fades to both sides, composed of two causal calls of it: their sums of weights are added.
 
-The sweep from the last leaves out each query's own key, which the other has seen: its query reads the state as it is behind the
-token, faded by the token's own decay.
+The second call reads each sequence from its last token to its first and leaves out each query's own key, which the first
+has counted: its query reads the state after the next token, faded by the query's own decay.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Identity
+from tarnn.log_features import causal_units
 from tarnn.numerics import autocast, default_eps, finite, full_precision, widen
-from tarnn.ops.backwards import Backwards
 from tarnn.ops.checks import check_attention, check_decay
 from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.linear.arguments import is_at_least_one
-from tarnn.units import causal_units
+from tarnn.ops.packing import turned_around
 
 _IDENTITY = Identity()
 
 
+class ReversedSequence:
+    """The order of keys when a row is read from its end, and of queries: each stands at the place of the key after it.
+
+    cu_seqlens bounds the sequences packed into one row, before and after; None: each row is one.
+    """
+
+    def __init__(self, num_tokens: int, cu_seqlens: Int[Tensor, " n_plus_1"] | None, device: torch.device):
+        token = torch.arange(num_tokens, device=device)
+        if cu_seqlens is None:  # all have t places: torch.export would hold t − 1 to be no 1
+            self.turned, self.is_last = token.flip(0), token == num_tokens - 1
+            self.is_first = self.is_last
+        else:
+            self.turned = turned_around(token, cu_seqlens)  # the token in each place, and the place of each token
+            self.is_first = torch.isin(self.turned, cu_seqlens[:-1])
+            self.is_last = torch.isin(token + 1, cu_seqlens[1:])
+
+    def keys(self, x: Shaped[Tensor, "..."], dim: int = 2) -> Shaped[Tensor, "..."]:
+        """Return x of keys, with time along `dim`, in this order."""
+        return x.index_select(dim, self.turned)
+
+    def queries(self, x: Shaped[Tensor, "b h t ..."]) -> Shaped[Tensor, "b h places ..."]:
+        """Return x of queries in this order; zeros in places that no query has."""
+        return x.index_select(2, (self.turned - 1).clamp(min=0)).masked_fill(_like(x, self.is_first), 0.0)
+
+    def outputs(self, o: Shaped[Tensor, "b h places ..."], of_none: float = 0.0) -> Shaped[Tensor, "b h t ..."]:
+        """Return outputs in the order of tokens; `of_none` for last tokens, which have no key after them."""
+        return o.index_select(2, self.turned.roll(-1)).masked_fill(_like(o, self.is_last), of_none)
+
+
+def _like(x: Tensor, mask: Tensor) -> Tensor:
+    """A mask (t,) that broadcasts to x (b, h, t, …)."""
+    return mask.view(-1, *[1] * (x.ndim - 3))
+
+
 class Sides(NamedTuple):
-    """What both sweeps have in common, and how keys fade in each."""
+    """The inputs that both calls share, and how keys fade in each."""
 
     attend: Callable[..., Tensor]  # `linear_attention`
     v: Tensor  # (b, m, t, e)
@@ -31,31 +66,33 @@ class Sides(NamedTuple):
     back: Tensor
     key_mask: Tensor | None
     cu_seqlens: Tensor | None
-    order: Backwards
+    order: ReversedSequence
 
     def sums(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
         """Sum weighted values over the keys up to each query's own."""
-        return self._sweep(q, k, self.v, phi, log_decay, self.key_mask)
+        return self._call(q, k, self.v, phi, log_decay, self.key_mask)
 
-    def sums_behind(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
-        """Sum them over the keys after it; q, k and log_decay in the order of the sweep."""
+    def sums_after(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
+        """Sum them over the keys after it; q, k and log_decay in the reversed order."""
         order = self.order
         key_mask = None if self.key_mask is None else order.keys(self.key_mask, 1)
-        return order.outputs(self._sweep(q, k, order.keys(self.v), phi, log_decay, key_mask))
+        return order.outputs(self._call(q, k, order.keys(self.v), phi, log_decay, key_mask))
 
-    def _sweep(self, q: Tensor, k: Tensor, v: Tensor, phi: FeatureMap, log_decay: Tensor, key_mask) -> Tensor:
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, phi: FeatureMap, log_decay: Tensor, key_mask) -> Tensor:
         options = {"causal": True, "normalize": False, "cu_seqlens": self.cu_seqlens, "log_decay": log_decay}
         return self.attend(q, k, v, phi, key_mask=key_mask, **options)
 
 
 def attend_both_sides(
-    attend, q, k, v, feature_map, normalize, eps, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight
+    attend: Callable[..., Any], arguments: tuple[Any, ...], log_decay_back: Any, return_state: bool
 ) -> Tensor:
-    """What `linear_attention` says of log_decay_back, by `attend`, which is that function where it is causal."""
+    """Compute attention with decays to both sides from two causal calls of `attend`, which is `linear_attention`."""
+    q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state = arguments
+    _check_sides(causal, log_decay, log_decay_back, state is not None or return_state)
     q, k, v = autocast(q, k, v)
     at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype
     _check(q, k, v, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
-    order = Backwards(q.shape[2], cu_seqlens, q.device)
+    order = ReversedSequence(q.shape[2], cu_seqlens, q.device)
     phi = map_of(feature_map, q, normalize is True)
     eps = default_eps(q.dtype) if eps is None else float(eps)
     with full_precision(q):  # sums are rounded after they are added and divided
@@ -79,7 +116,7 @@ def attend_both_sides(
     return o.to(dtype)
 
 
-def check_sides(causal: bool, log_decay, log_decay_back, with_state: bool) -> None:
+def _check_sides(causal: bool, log_decay, log_decay_back, with_state: bool) -> None:
     """Raise ValueError for decays that don't go with causality, or with a state."""
     if causal:
         raise ValueError(
@@ -118,11 +155,11 @@ def _decay_of_tokens(log_decay: Tensor, v: Tensor, key_mask: Tensor | None) -> T
 
 
 def _of_kernels(sides: Sides, q: Tensor, k: Tensor, phi: FeatureMap) -> Tensor:
-    """Both sums together, features made by the kernels."""
+    """Add the sums of both calls, with features made by the kernels."""
     order = sides.order
     before = sides.sums(q, k, phi, sides.forward)
-    behind = sides.sums_behind(order.queries(q), order.keys(k), phi, order.keys(sides.back))
-    return before + behind * _for_heads(sides.back.exp(), before.shape[1])[..., None]
+    after = sides.sums_after(order.queries(q), order.keys(k), phi, order.keys(sides.back))
+    return before + after * _for_heads(sides.back.exp(), before.shape[1])[..., None]
 
 
 class _Part(NamedTuple):
@@ -135,7 +172,7 @@ class _Part(NamedTuple):
     log_decay: Tensor  # (b, m, t, 1 or f)
 
     def in_units(self, cu_seqlens: Tensor | None) -> tuple[tuple[Tensor, Tensor, FeatureMap, Tensor], Tensor | None]:
-        """Arguments of a sweep, and the logarithm of the unit of each of its sums, (b, h, t): −∞ without a key; None: of 1."""
+        """Return the arguments of a call and the log of the unit of each sum, (b, h, t): −∞ without a key; None: of 1."""
         q, k, y, x, log_decay = self
         if x is None:
             q = q if y is None else q * y.exp()
@@ -152,9 +189,9 @@ class _Part(NamedTuple):
 def _of_features(
     sides: Sides, q: Tensor, k: Tensor, phi: FeatureMap, key_log_weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Both sums together, from features, and the logarithm of the unit that they are in.
+    """Add the sums of both calls, from features. Also return the logarithm of the unit that they are in.
 
-    Where keys have log-weights, each sweep has units of its own, the running maxima.
+    If keys have log-weights, each call has units of its own, the running maxima.
     """
     order = sides.order
     first = _first_part(sides, q, k, phi, key_log_weight)
@@ -166,20 +203,20 @@ def _of_features(
         None if first.x is None else order.keys(first.x),
         order.keys(sides.back if sides.back.ndim == 4 else sides.back[..., None]),
     )
-    sweep, unit = first.in_units(sides.cu_seqlens)
-    before = sides.sums(*sweep)
-    sweep, unit_behind = second.in_units(sides.cu_seqlens)
-    behind = sides.sums_behind(*sweep)
-    if unit is None or unit_behind is None:
-        return before + behind, None
-    units = (unit, order.outputs(unit_behind, -torch.inf))
+    arguments, unit = first.in_units(sides.cu_seqlens)
+    before = sides.sums(*arguments)
+    arguments, unit_after = second.in_units(sides.cu_seqlens)
+    after = sides.sums_after(*arguments)
+    if unit is None or unit_after is None:
+        return before + after, None
+    units = (unit, order.outputs(unit_after, -torch.inf))
     most = finite(torch.maximum(*units))
-    before, behind = (sums * (u - most).exp()[..., None] for u, sums in zip(units, (before, behind)))
-    return before + behind, most
+    before, after = (sums * (u - most).exp()[..., None] for u, sums in zip(units, (before, after)))
+    return before + after, most
 
 
 def _first_part(sides: Sides, q: Tensor, k: Tensor, phi: FeatureMap, key_log_weight: Tensor | None) -> _Part:
-    """Features as the sweep from the first token on meets them."""
+    """Compute features, in the order of tokens."""
     m, absent = sides.v.shape[1], None if sides.key_mask is None else ~sides.key_mask[:, None, :, None]
     if absent is not None:  # whatever stands at masked keys, NaN too, meets no map
         k = k.masked_fill(absent, 0.0)

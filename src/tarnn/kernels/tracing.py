@@ -1,4 +1,4 @@
-"""Whether a call may go straight to kernels, past operators that torch can see through."""
+"""Whether a call may go straight to kernels, past operators that torch can see through: nothing traces or transforms it."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 _KINDS = (Tensor, nn.Parameter)
 
 
-def is_plain(x: Tensor) -> bool:
+def is_untraced(x: Tensor) -> bool:
     """Whether x has data and nothing traces what is done with it: no torch.compile, torch.jit, transform or dispatch mode."""
     if torch.compiler.is_compiling() or type(x) not in _KINDS or torch._C._is_tracing():
         return False
@@ -20,7 +20,7 @@ def known_finite(*tensors: Tensor) -> bool:
     """Whether these hold no NaN and no infinity, for one pass over them. Looked at is only what is a plain tensor of a CPU, where
     looking stops nothing; of all others nothing is known. (A sum with either is neither finite; one of finite numbers may
     overflow, and then nothing is known.)"""
-    return all(x.is_cpu and is_plain(x) and math.isfinite(x.detach().sum().item()) for x in tensors)
+    return all(x.is_cpu and is_untraced(x) and math.isfinite(x.detach().sum().item()) for x in tensors)
 
 
 def is_transformed() -> bool:
