@@ -12,6 +12,7 @@ import uvicorn
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
+from tarnn.serving.http.server import BoundedProtocol
 from tarnn.serving.store import StateStore
 
 
@@ -44,7 +45,8 @@ def http_server(models, settings=None, *, store=StateStore, **options):
             engines[name] = stack.enter_context(Engine(replace(model, name=name), store=kept, **options))
             if kept is not None:
                 stack.callback(kept.close)
-        config = uvicorn.Config(create_app(engines, settings), port=0, log_level="warning", lifespan="off")
+        app = create_app(engines, settings)
+        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off", http=BoundedProtocol)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

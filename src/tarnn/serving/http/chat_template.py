@@ -43,7 +43,7 @@ def opened(model: ServedModel, messages: Messages, *, answer_follows: bool = Tru
 def continued(model: ServedModel, messages: Messages, last: int) -> Ids:
     """Return the tokens after an answer that a state has read: its end, new messages, the start of the next answer.
 
-    A template writes whole conversations, so it is given a short one with a marker in the place of the answer. last: the
+    A template writes whole conversations, so it gets a short one with a marker in the place of the answer. last: the
     token with which the answer ended; if the template ends it with the same, that is not read twice. Raises ApiError for
     a template that leaves some of it out.
     """
@@ -53,7 +53,7 @@ def continued(model: ServedModel, messages: Messages, last: int) -> Ids:
     _, shown, rest = text.rpartition(marker)
     if not shown:
         raise bad(
-            "The model's chat template leaves earlier answers out, so no conversation can go on behind one. Send all of its "
+            "The model's chat template leaves earlier answers out, so no conversation can go on after one. Send all of its "
             "messages again, without previous_response_id.",
             "previous_response_id",
         )
@@ -67,7 +67,7 @@ def check_shown(model: ServedModel, messages: Messages, text: str) -> None:
     for message in messages:
         if marked(message["content"], patterns(model)[0]).strip() not in text:
             raise bad(
-                f"The model's chat template has no place for a {message['role']} message behind an answer. Put it into the "
+                f"The model's chat template has no place for a {message['role']} message after an answer. Put it into the "
                 "first request of a conversation, or into a user message.",
                 "instructions" if message["role"] == "system" else "input",
             )

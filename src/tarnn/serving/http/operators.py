@@ -30,7 +30,7 @@ BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 OF_ENGINES: tuple[tuple[type, str, str, Callable[[Stats], float]], ...] = (
     (Gauge, "num_requests_running", "Texts that are written now.", lambda x: x.running),
     (Gauge, "num_requests_ready", "Texts that wait for a row.", lambda x: x.ready),
-    (Gauge, "num_requests_parked", "Texts whose reader is slow.", lambda x: x.paused),
+    (Gauge, "num_requests_paused", "Texts whose reader is slow.", lambda x: x.paused),
     (Gauge, "num_requests_waiting", "Requests whose prompts are not read yet.", lambda x: x.waiting),
     (Gauge, "num_tokens_waiting", "Tokens of these.", lambda x: x.waiting_tokens),
     (Counter, "prompt_tokens", "Tokens of prompts, read or found.", lambda x: x.tokens_read + x.tokens_cached),
@@ -113,7 +113,7 @@ def histogram(name: str, text: str, values: Histogram) -> Metric:
 async def metrics(request: Request) -> Response:
     """Return numbers for Prometheus. They are those of all tenants, so only the operator's key may read them."""
     if not request.scope["tarnn.operator"]:
-        raise ApiError(403, "/metrics tells of all clients together: only the first key of the file may read it.")
+        raise ApiError(403, "/metrics shows all clients together: only the first key of the file may read it.")
     registry = CollectorRegistry()
     registry.register(ServerCollector(request.app.state))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE)

@@ -56,7 +56,7 @@ async def read(request: HttpRequest, body: StateRequest) -> Response:
     begin = await held_state(request, engine, body.state)
     ids, boundaries = await ids_to_read(request, engine, body, goes_on=begin is not None)
     if not len(ids):
-        raise bad("There is nothing to read behind this state; POST /v1/states/ID/fork copies one.", "text")
+        raise bad("There is nothing to read after this state; POST /v1/states/ID/fork copies one.", "text")
     making = state_making(request, engine, body, ids, begin, boundaries)
     if body.stream:
         return EventStream(frames(making))
