@@ -39,6 +39,7 @@ def main() -> None:
     )
     if rank == 0:
         print(json.dumps(found))
+    dist.barrier()  # one that is gone early may end the others in gloo
     dist.destroy_process_group()
 
 

@@ -79,45 +79,32 @@ class _Stretch:
     # --- causal
 
     def causal(self, return_state: bool) -> tuple[Tensor, LinearState | None]:
-        cuts, layout = self.cuts, self.layout
-        if cuts is None:
-            ends = self._ends(self.made, self.here)
-            made = self._continued(_tied(_folded(self.before, ends.some(0, self.ranks.rank)), ends))
-            o, _ = self._run(made, False)
-            return o, _folded(self.before, ends) if return_state else None
-        before = self.before.select(self._rows(self.sequences))
-        if self.stretch.is_shared:
-            last = self.stretch.last_tokens
-            ends = self._ends(self._changed(lambda x: _part(x, last)), _part(self.here, last))
+        stretch, packed = self.stretch, self.cuts is not None
+        before = self.before.select(self._rows(self.sequences)) if packed else self.before
+        if stretch.is_shared:
+            made, here = self.made, self.here
+            if packed:
+                last = stretch.last_tokens
+                made, here = self._changed(lambda x: _part(x, last)), _part(here, last)
+            ends = self._ends(made, here)
             before = _tied(before, ends)
-            if (i := layout.open_at(cuts, self.ranks.rank)) is not None:
-                rest = self.before.select(self._rows([i]))
-                rest = _folded(rest, ends.some(layout.holder(cuts[i]), self.ranks.rank))
-                before = before.insert(self._rows([0]), rest)
-        o, state = self._run(self._continued(before), return_state)
+            first, rank = self._rows([0]), self.ranks.rank
+            # also of no rank: exchanges of the backward pass have one order on all of them
+            some = ends.some(rank if stretch.since is None else stretch.since, rank)
+            rest = _folded(before.select(first) if packed else before, some)
+            before = before.insert(first, rest) if packed else rest
+        o, state = self._run(self._continued(before), return_state and packed)
         if state is None:
-            return o, None
-        state = self._of_all(state, cuts)
-        return tied(o, state.S), state
+            return o, _folded(self.before, ends) if return_state else None
+        pairs = zip((state.S, state.z, state.M), (self.before.S, self.before.z, self.before.M))
+        S, z, M = (None if x is None else stretch.everywhere(x, initial) for x, initial in pairs)
+        return tied(tied(o, S), z), LinearState(S, z, M)
 
     def _ends(self, made: PreparedCall, given: Arguments) -> _Ends:
         """Gather the states after each rank's keys alone."""
         state = self._behind(made)
         decay = _total_decay(given.log_decay, given.v, given.key_mask, state.S.dtype)
         return _Ends(*gather(self.ranks, state.S, state.z, None if state.M is None else state.M, decay))
-
-    def _of_all(self, state: LinearState, cuts: list[int]) -> LinearState:
-        """Return the states after all packed sequences, each from the rank where it ends; after empty ones, the states before."""
-        rows = self.stretch.ending()
-        ended = [self.sequences[row] for row in rows]
-        if self.ranks.rank == 0:
-            empty = self._rows([i for i in range(len(cuts) - 1) if cuts[i] == cuts[i + 1]])
-            whole = self.before.map(torch.zeros_like).insert(empty, self.before.select(empty))
-        else:
-            whole = self.before.map(torch.zeros_like)
-        whole = whole.insert(self._rows(ended), state.select(self._rows(rows)))
-        S, z, M = add(self.ranks, whole.S, whole.z, whole.M)
-        return LinearState(S, z, M)
 
     # --- both sides
 

@@ -68,23 +68,6 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     return Outputs(o, share, *sums, slots=slots.course.slots, score=slots.course.score)
 
 
-def forward_between(call: Call, before: Any, behind: Any, exact: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """o and ρ of a call to both sides without slots, from the sums (S, z, M) of keys that stand before its row and behind it.
-
-    exact: more keys as each query sees them: their products with queries (b, h, t, n), −∞ where one does not see a key, and
-    their values (b, g, n, e).
-    """
-    row = _row(call)
-    parts = [_exact(call, row, None)]
-    if call.phi_q is not None:
-        parts += _far(call, row, None, before, behind)[0]
-    if exact is not None:
-        logits, values = exact
-        mean, log_weight = softmax(logits.unflatten(1, (values.shape[1], -1)), values[:, :, None])
-        parts[0] = _Part(*_merged([parts[0], _Part(mean.flatten(1, 2), log_weight.flatten(1, 2))]))
-    return _outputs(call, row, parts)
-
-
 def _outputs(call: Call, row: _Row, parts: list[_Part]) -> tuple[Tensor, Tensor]:
     """o and ρ of parts, the first of which are exact keys."""
     o, log_weight = _merged(parts)
@@ -188,13 +171,8 @@ def _merged(parts: list[_Part]) -> tuple[Tensor, Tensor]:
     return o.squeeze(-2), log_weight.squeeze(-1)
 
 
-def _far(
-    call: Call, row: _Row, slots: _Slots | None, before_row: Any = None, behind_row: Any = None
-) -> tuple[list[_Part], tuple[Tensor, Tensor, Tensor]]:
-    """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M.
-
-    before_row, behind_row: where not causal, S, z and M of keys that stand before the row, and behind it.
-    """
+def _far(call: Call, row: _Row, slots: _Slots | None) -> tuple[list[_Part], tuple[Tensor, Tensor, Tensor]]:
+    """Estimate the keys beyond the window: a part for those before, where not causal one for those after; and S, z, M."""
     features: Any = (call.phi_q, call.a, call.phi_k, call.weight)
     phi_q, a, phi_k, weight = features
     t, w, kind = call.q.shape[2], call.window, wide(call.q.dtype)
@@ -210,7 +188,7 @@ def _far(
         phi_k, weight = phi_k[:, :, -t:], weight.masked_fill(in_slots, -torch.inf)[:, :, -t:]
         weight = weight.masked_fill(~row.lives[:, None, w:], -torch.inf)
     decay = row.clock.diff(dim=-1, prepend=row.clock.new_zeros(*row.clock.shape[:2], 1)).to(kind)
-    sums = _with_weights(call.S, call.z, call.M)
+    sums = torch.cat([call.S, call.z[..., None]], -1), call.M
     if call.causal:
         part, behind, M = _sweep(phi_q, phi_k, v, weight, decay, *sums, a)
         return [part], (behind[..., :-1], behind[..., -1], M)
@@ -220,15 +198,10 @@ def _far(
         return pad(x, (*(0, 0) * (x.ndim - 3), w, 0), value=value)[:, :, :t]
 
     nothing = torch.zeros_like(sums[0]), torch.full_like(call.M, -torch.inf)
-    first, last = (nothing if x is None else _with_weights(*x) for x in (before_row, behind_row))
-    before, _, _ = _sweep(phi_q, late(phi_k), v, late(weight, -torch.inf), decay, *first, a)
+    before, _, _ = _sweep(phi_q, late(phi_k), v, late(weight, -torch.inf), decay, *nothing, a)
     turned = late(phi_k.flip(2)), late(call.v[:, :, w:].flip(2)), late(weight.flip(2), -torch.inf)
-    after, _, _ = _sweep(phi_q.flip(2), *turned, decay, *last, a.flip(2))
+    after, _, _ = _sweep(phi_q.flip(2), *turned, decay, *nothing, a.flip(2))
     return [before, _Part(after.mean.flip(2), after.log_weight.flip(2))], (call.S, call.z, call.M)
-
-
-def _with_weights(S: Tensor, z: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.cat([S, z[..., None]], -1), M
 
 
 def _sweep(phi_q, phi_k, v, w, decay, sums, M, a) -> tuple[_Part, Tensor, Tensor]:
