@@ -1,15 +1,29 @@
 """The layers of a transformers cache for blocks with a convolution: its state, and that of attention."""
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from torch import Tensor
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 from tarnn.huggingface.cache import LinearStateLayer, SoftmaxStateLayer, StateLayer
 
 
+def _of_both(name: str) -> Any:
+    """Make a method that calls both parts' methods of this name."""
+
+    def method(self: "ConvolvedLayer", *args: Any) -> None:
+        for part in self.parts:
+            getattr(part, name)(*args)
+
+    return method
+
+
+def _of_attention(name: str) -> Any:
+    """Make a method that calls the attention's method of this name."""
+    return lambda self, *args, **kwargs: getattr(self.parts[1], name)(*args, **kwargs)
+
+
 class ConvolvedLayer(CacheLayerMixin):
-    """Two layers as one, since transformers makes one for each layer of a model. What it is asked to do, both do."""
+    """Two layers as one, since transformers makes one for each layer of a model."""
 
     is_compileable = False
     supports_early_init = False
@@ -43,51 +57,25 @@ class ConvolvedLayer(CacheLayerMixin):
             if isinstance(part, LinearStateLayer):
                 part.check_crop(tokens_to_remove)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        for part in cast(Any, self.parts):
-            part.crop(tokens_to_remove)
-
-    def reset(self) -> None:
-        for part in self.parts:
-            part.reset()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        for part in self.parts:
-            part.reorder_cache(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        for part in self.parts:
-            part.batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        for part in self.parts:
-            part.batch_select_indices(indices)
-
-    def get_seq_length(self) -> int:
-        return self.parts[1].get_seq_length()
-
-    def get_max_length(self) -> int:
-        return self.parts[1].get_max_length()
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.parts[1].get_mask_sizes(query_length)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.parts[1].lazy_initialization(key_states, value_states)
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        return self.parts[1].update(key_states, value_states)
+    crop, reset, reorder_cache = _of_both("crop"), _of_both("reset"), _of_both("reorder_cache")
+    batch_repeat_interleave, batch_select_indices = (
+        _of_both("batch_repeat_interleave"),
+        _of_both("batch_select_indices"),
+    )
+    get_seq_length, get_max_length = _of_attention("get_seq_length"), _of_attention("get_max_length")
+    get_mask_sizes, update = _of_attention("get_mask_sizes"), _of_attention("update")
+    lazy_initialization = _of_attention("lazy_initialization")
 
 
 class ConvolvedLinearLayer(ConvolvedLayer):
-    """Behind a convolution, a recurrent state."""
+    """A convolution's state and a recurrent one."""
 
     _layer_type = "tarnn_linear_convolved"
     attention = LinearStateLayer
 
 
 class ConvolvedSoftmaxLayer(ConvolvedLayer):
-    """Behind a convolution, a `KVCache`."""
+    """A convolution's state and a `KVCache`."""
 
     _layer_type = "tarnn_softmax_convolved"
     attention = SoftmaxStateLayer
