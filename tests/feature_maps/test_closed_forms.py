@@ -76,20 +76,3 @@ def test_cosformer_is_relu_times_a_cosine_of_the_distance(causal):
     assert torch.allclose(linear_attention(q, k, v, phi.at(torch.arange(9)), causal=causal), expected)
     rows = torch.stack([torch.arange(9), torch.arange(9) + 3])
     assert torch.allclose(linear_attention(q, k, v, phi.at(rows), causal=causal), expected)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Taylor(0.0), "scale above 0; got 0.0"),
-        (lambda: CosFormer(0), "max_length ≥ 1; got 0"),
-        (lambda: CosFormer(4)(torch.ones(2, 3)), r"pass phi.at\(positions\)"),
-        (lambda: CosFormer(4).at(torch.arange(5)), "at most 4 positions; got 5"),
-        (lambda: CosFormer(4).at(torch.arange(2))(torch.ones(3, 5)), r"told 2 positions; got \(3, 5\)"),
-        (lambda: GeneralizedFeatures("tan"), "function = relu, exp.*or a function of your own; got 'tan'"),
-        (lambda: GeneralizedRandomFeatures(4, epsilon=-1.0), "epsilon ≥ 0; got -1.0"),
-    ],
-)
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tarnn.feature_maps import PositiveRandomFeatures, RandomFeatureMap, draws
+from tarnn.feature_maps import PositiveRandomFeatures, draws
 from tarnn.feature_maps.draws import DIRECTIONS, draw_omega
 
 STRUCTURED = ("orthogonal", "hadamard", "givens")
@@ -137,19 +137,3 @@ def test_a_map_built_without_data_gets_its_draw_from_its_initial_buffers():
         getattr(phi, name).copy_(value)
     expected = PositiveRandomFeatures(8, 20, seed=5).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in phi.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"directions": "haar"}, "directions = orthogonal, iid, hadamard, givens; got 'haar'"),
-        ({"norms": "one"}, "norms = chi, fixed; got 'one'"),
-        ({"seed": -1}, "0 ≤ seed < 2⁶³; got -1"),
-        ({"num_features": 0}, "num_features ≥ 1; got 6, 0"),
-        ({"directions": "hadamard"}, "power of two; got 6"),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        PositiveRandomFeatures(6, **{"num_features": 4, **options})
-    assert issubclass(PositiveRandomFeatures, RandomFeatureMap)

@@ -161,12 +161,6 @@ def test_packed_is_the_loop(name):
         assert torch.allclose(packed[:, :, a:b], alone)
 
 
-def test_a_covariance_a_packed_sequence_is_refused():
-    q, k, _ = (x[:1] for x in data())
-    with pytest.raises(ValueError, match="covariances of packed sequences are not kept"):
-        SderfFeatures(D, 12).fitted(q, k, cu_seqlens=torch.tensor([0, 11], dtype=torch.int32))
-
-
 @pytest.mark.parametrize("name", MAKE)
 def test_fresh_they_are_neutral(name):
     """Before they are calibrated: FAVOR+."""

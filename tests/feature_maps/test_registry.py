@@ -60,26 +60,6 @@ def test_centring_is_an_option_of_maps_of_softmax_only():
         make("elu", head_dim=8, centre=True)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: make("favour", head_dim=8), ValueError, "must be one of clusters, .*'favour'. Did you mean 'favor'"),
-        (lambda: make("dpfp", head_dim=8, mu=2), ValueError, "'dpfp' has no option 'mu'; it takes nu"),
-        (lambda: make("dpfp", head_dim=8, nu="2"), ValueError, "can't be made with {'nu': '2'}"),
-        (lambda: make("cosformer", head_dim=8), ValueError, "the longest sequence: max_length="),
-        (lambda: make("generalized_random", head_dim=8, h="relu"), ValueError, "a function of your own, or none"),
-        (lambda: as_feature_map(nn.ReLU, head_dim=8), TypeError, "a name .*or a module such as"),
-        (lambda: as_feature_map(3, head_dim=8), TypeError, "got 3"),
-        (lambda: described(as_feature_map(nn.ReLU(), head_dim=8)), ValueError, r"OwnMap has no name.*register"),
-        (lambda: map_for("hedgehog", torch.ones(1, 4)), ValueError, r"to be trained: make it.*Hedgehog\(…\)"),
-    ],
-)
-@pytest.mark.refusals
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
 def test_a_module_becomes_a_map_and_a_map_stays_itself():
     module = nn.Sequential(nn.Linear(4, 6), nn.Softplus()).double()
     phi = as_feature_map(module, head_dim=4)

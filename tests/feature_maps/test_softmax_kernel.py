@@ -222,33 +222,3 @@ def test_in_autocast_the_exponents_stay_in_float32():
     q, k, v = (normal(1, 1, 30, 16, seed=s).float() for s in (1, 2, 3))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_attention(q, k, v, phi, causal=True).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PositiveRandomFeatures(4, scale=0.0), "scale above 0; got 0.0"),
-        (lambda: HyperbolicRandomFeatures(4, 7), "num_features must be even; got 7"),
-        (lambda: TrigonometricRandomFeatures(4, 7), "num_features must be even; got 7"),
-        (lambda: TrigonometricRandomFeatures(4, 8, scale=-1.0), "scale above 0; got -1.0"),
-        (lambda: GaussianRandomFeatures(4, 8, sigma=0.0), "sigma above 0; got 0.0"),
-        (lambda: PositiveRandomFeatures(4)(torch.ones(2, 5)), r"made for head_dim = 4; got \(2, 5\)"),
-        (lambda: OptimalRandomFeatures(4, A=0.125), "needs A < 1/8"),
-        (lambda: OptimalRandomFeatures(4, fit="often"), "fit = calibrated, call; got 'often'"),
-        (lambda: SderfFeatures(4, num_heads=0), "num_heads ≥ 1; got 0"),
-        (lambda: Reparametrized(torch.nn.Identity()), "map of softmax's kernel.*got Identity"),
-        (
-            lambda: Reparametrized(OptimalRandomFeatures(4, num_heads=2), num_heads=3),
-            r"fitted alike.*\('calibrated', 3\) and \('calibrated', 2\)",
-        ),
-        (lambda: Reparametrized(PositiveRandomFeatures(4))(torch.ones(2, 4)), r"\.queries\(q\) and \.keys\(k\)"),
-        (
-            lambda: OptimalRandomFeatures(4, num_heads=3).queries(torch.ones(1, 2, 5, 4)),
-            r"3 heads needs.*got \(1, 2, 5, 4\)",
-        ),
-    ],
-)
-@pytest.mark.refusals
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

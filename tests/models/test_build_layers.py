@@ -56,30 +56,6 @@ def test_options_of_random_features():
     assert not torch.allclose(omegas[0], omegas[1])  # layers that err in different places
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"feature_map": "favor", "feature_map_options": {"favor": {"features": 3}}}, "no option 'features'; it takes"),
-        ({"feature_map": "favor", "feature_map_options": {"favor": {"seed": -1}}}, "whole number from 0.*got -1"),
-        ({"feature_map": "favor", "feature_map_options": {"favor": {"norms": "one"}}}, "norms = chi, fixed"),
-        ({"feature_map": "elu", "feature_map_options": {"elu": {"centre": True}}}, "no option 'centre'"),
-        (
-            {"feature_map": "oprf", "feature_map_options": {"oprf": {"fit": "call"}}},
-            "fitted by the call, whose later keys causal attention may not know",
-        ),
-        ({"feature_map": "cosformer"}, "needs to know the longest sequence"),
-        ({"feature_map": "trigonometric"}, "TrigonometricRandomFeatures may give negative weights"),
-        (
-            {"feature_map": "generalized", "feature_map_options": {"generalized": {"function": torch.relu}}},
-            "the function of 'generalized' is a name, a number, .*got <built-in",
-        ),
-    ],
-)
-def test_options_that_do_not_fit(options, message):
-    with pytest.raises(ValueError, match=message):
-        attentions(position="none", **options)
-
-
 def test_an_object_stands_for_its_name_and_options():
     phi = PositiveRandomFeatures(8, 24, seed=3)
     layers = attentions(feature_map=[Reparametrized(phi, balance=False), Dpfp(2)], position="none")
