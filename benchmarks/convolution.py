@@ -36,11 +36,7 @@ FASTER = {"convolution": 3.0, "scan": 5.0}
 def main() -> int:
     full, quick = {"length": 2048, "dtypes": list(DTYPES), "rounds": 9}, {"length": 300, "rounds": 2}
     options = parse(__file__, __doc__, full, quick, choices={"dtypes": list(DTYPES)})
-    return run(options, measure, check=check, facts=facts, report=report)
-
-
-def facts(options, found: Found) -> dict[str, Any]:
-    return {"targets": [t.as_json() for t in targets(found)]}
+    return run(options, measure, check=check, targets=targets, report=report)
 
 
 # --- the functions: (x, weight, bias), and (x, dt, A, B, C, D), all as layers have them

@@ -53,11 +53,7 @@ Found = dict[str, Any]
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
-    return run(options, measure, check=check, facts=facts, report=report)
-
-
-def facts(options, found: Found) -> dict[str, Any]:
-    return {"targets": [t.as_json() for t in targets(found)]}
+    return run(options, measure, check=check, targets=targets, report=report)
 
 
 # --- inputs: q, k, v (1, t, h, d), β (1, t, h), decays (1, t, h) or (1, t, h, d), S (1, h, d, d)

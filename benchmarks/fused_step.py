@@ -39,7 +39,7 @@ def main() -> int:
     full = {"sizes": list(SIZES), "batch_sizes": [1, 16, 64], "rounds": 15}
     options = parse(__file__, __doc__, full, {"sizes": ["13 M"], "batch_sizes": [16], "rounds": 3})
     with torch.no_grad():
-        return run(options, measure, check=check, facts=facts, report=report)
+        return run(options, measure, check=check, targets=targets, report=report)
 
 
 def make(size: str) -> TarnnForCausalLM:
@@ -122,10 +122,6 @@ def targets(found: Found) -> list[Target]:
         )
         made.append(at_most("two threads beside a busy process: at most 1.2 times one's time", kind, 1.2, busy))
     return made
-
-
-def facts(options, found: Found) -> dict[str, Any]:
-    return {"targets": [t.as_json() for t in targets(found)]}
 
 
 def report(options, facts: dict[str, Any], found: Found) -> str:

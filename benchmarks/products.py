@@ -44,11 +44,8 @@ Found = dict[str, dict[str, Timing]]
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
-    facts = lambda options, found: {  # noqa: E731
-        "chosen": refusal() or "oneDNN in float32",
-        "targets": [t.as_json() for t in targets(found)],
-    }
-    return run(options, measure, check=check, facts=facts, report=report)
+    facts = lambda *_: {"chosen": refusal() or "oneDNN in float32"}  # noqa: E731
+    return run(options, measure, check=check, facts=facts, targets=targets, report=report)
 
 
 def make_model(size: str) -> TarnnForCausalLM:

@@ -41,11 +41,7 @@ FASTER = 20.0
 def main() -> int:
     full = {"lengths": [512, 2048], "dtypes": list(DTYPES), "rounds": 9}
     options = parse(__file__, __doc__, full, {"lengths": [48], "rounds": 2}, choices={"dtypes": list(DTYPES)})
-    return run(options, measure, check=check, facts=facts, report=report)
-
-
-def facts(options, found: Found) -> dict[str, Any]:
-    return {"targets": [t.as_json() for t in targets(found)]}
+    return run(options, measure, check=check, targets=targets, report=report)
 
 
 # --- the functions: (x, dt, A, B, C, D) and (x, log_decay), as layers have them

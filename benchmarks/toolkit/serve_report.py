@@ -40,56 +40,26 @@ def targets(options, found: Found) -> list[Target]:
     overload = measured(found, "overload", last)
     first = {x: prefix[x]["median"] for x in prefix if x.startswith(("state", "sent"))}
     parked_ratio = {"": parked["resident"] / (parked["number"] * parked["state"])} if parked else {}
-    resume_goal = "a parked conversation's next token"
+    refused, accepted = f"at {options.overload} times the capacity", overload.get("p99") or 0.0
+    of_accepted = {"": accepted / overload["quiet_p99"]} if accepted and overload["quiet_p99"] else {}
+    in_memory, on_disk = ({"median": middle(resumed[x]["first"])} if resumed else {} for x in ("memory", "disk"))
+    speed = known(speeds.get("float32", {}).get(most, {}).get("speed"))
+    gaps = known(speeds.get(last, {}).get(most, {}).get("p99"))
+    beside_prompts = f"while prompts of {options.long_prompt:,} tokens arrive at one a second"
+    busy = known(measured(found, "prompts", last).get("p99"))
     return [
         at_least(f"the engine against the bare step, {most} rows", "greedy", 0.9, beside("greedy")),
         at_least(f"the engine against the bare step, {most} rows", "a seed each", 0.8, beside("sampled")),
-        at_least(
-            "over HTTP against the bare step",
-            "float32",
-            0.75,
-            {"": over_http["float32"]} if "float32" in over_http else {},
-        ),
-        at_least(
-            "tokens a second over HTTP",
-            "float32",
-            12_000,
-            {"": speeds["float32"][most]["speed"]} if "float32" in speeds else {},
-            "",
-        ),
-        at_most(
-            f"p99 between tokens, {most} streams",
-            last,
-            10,
-            known(speeds[last][most]["p99"]) if last in speeds else {},
-            " ms",
-        ),
-        at_most(
-            f"p99 between tokens while prompts of {options.long_prompt:,} tokens arrive at one a second",
-            last,
-            25,
-            known(measured(found, "prompts", last).get("p99")),
-            " ms",
-        ),
+        at_least("over HTTP against the bare step", "float32", 0.75, known(over_http.get("float32"))),
+        at_least("tokens a second over HTTP", "float32", 12_000, speed, ""),
+        at_most(f"p99 between tokens, {most} streams", last, 10, gaps, " ms"),
+        at_most(f"p99 between tokens {beside_prompts}", last, 25, busy, " ms"),
         at_most(f"first token behind {options.prefix:,} cached ones", last, 20, first, " ms"),
-        at_most(
-            resume_goal, "from memory", 2, {"median": middle(resumed["memory"]["first"])} if resumed else {}, " ms"
-        ),
-        at_most(resume_goal, "from disk", 10, {"median": middle(resumed["disk"]["first"])} if resumed else {}, " ms"),
+        at_most("a parked conversation's next token", "from memory", 2, in_memory, " ms"),
+        at_most("a parked conversation's next token", "from disk", 10, on_disk, " ms"),
         at_most(f"{options.parked:,} parked conversations against their states' bytes", last, 1.1, parked_ratio),
-        at_most(
-            f"p99 until the answer 429 at {options.overload} times the capacity",
-            last,
-            5,
-            known(overload.get("refused_p99")),
-            " ms",
-        ),
-        at_most(
-            f"p99 between tokens of those accepted at {options.overload} times the capacity, against without",
-            last,
-            1.5,
-            {"": overload["p99"] / overload["quiet_p99"]} if overload.get("p99") and overload["quiet_p99"] else {},
-        ),
+        at_most(f"p99 until the answer 429 {refused}", last, 5, known(overload.get("refused_p99")), " ms"),
+        at_most(f"p99 between tokens of those accepted {refused}, against without", last, 1.5, of_accepted),
     ]
 
 

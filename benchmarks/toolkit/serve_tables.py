@@ -29,15 +29,8 @@ def engine_table(options, found: Found) -> str:
         bare = statistics.median(result["bare step"])
         for kind in ("bare step", "greedy", "sampled"):
             speed = statistics.median(result[kind])
-            rows.append(
-                [
-                    weights,
-                    kind,
-                    number(speed),
-                    f"{speed / bare:.2f}",
-                    f"{min(result[kind]):,.0f}–{max(result[kind]):,.0f}",
-                ]
-            )
+            spread = f"{min(result[kind]):,.0f}–{max(result[kind]):,.0f}"
+            rows.append([weights, kind, number(speed), f"{speed / bare:.2f}", spread])
     return markdown(["weights", f"{options.streams[-1]} rows", "tokens/s", "of the bare step", "range"], rows, left=2)
 
 
@@ -51,17 +44,7 @@ def speed_rows(options, found: Found) -> list[tuple[str, str, str, dict[str, Any
 
 
 def speed_table(options, found: Found) -> str:
-    header = [
-        "server",
-        "weights",
-        "streams",
-        "tokens/s",
-        "p50 between, ms",
-        "p99, ms",
-        "first, ms",
-        "server",
-        "clients",
-    ]
+    header = "server | weights | streams | tokens/s | p50 between, ms | p99, ms | first, ms | server | clients"
     rows = [
         [
             *name,
@@ -88,16 +71,7 @@ def talk_table(options, found: Found) -> str:
         + [number(x[name]) for name in ("last_prompt", "read", "again")]
         for *names, x in rows
     ]
-    header = [
-        "server",
-        "weights",
-        "seconds",
-        "first token, ms",
-        "of the last turn",
-        "last prompt",
-        "tokens read",
-        "read again",
-    ]
+    header = "server | weights | seconds | first token, ms | of the last turn | last prompt | tokens read | read again"
     return markdown(header, lines, left=2)
 
 
@@ -113,29 +87,20 @@ def state_table(options, found: Found) -> str:
         for place, x in measured(found, "resume", weights).items():
             if isinstance(x, dict):
                 for kind, name in (("state", "the state is there"), ("first", "next token")):
-                    middle, most = statistics.median(x[kind]), max(x[kind])
-                    rows.append(
-                        [
-                            f"parked conversation, from {place}: {name}",
-                            weights,
-                            f"{middle:.2f} ms",
-                            f"{most:.2f} ms",
-                            "",
-                        ]
-                    )
+                    what = f"parked conversation, from {place}: {name}"
+                    rows.append([what, weights, f"{statistics.median(x[kind]):.2f} ms", f"{max(x[kind]):.2f} ms", ""])
         if x := measured(found, "parked", weights):
             whole = x["number"] * x["state"]
-            size = f"{x['resident'] / MIB:,.0f} MiB"
-            rows.append(
-                [
-                    f"{x['number']:,} parked conversations",
-                    weights,
-                    size,
-                    None,
-                    f"{x['resident'] / whole:.3f} × their states; {x['live'] / whole:.3f} without what the heap has free",
-                ]
+            of_states = (
+                f"{x['resident'] / whole:.3f} × their states; {x['live'] / whole:.3f} without what the heap has free"
             )
+            size = f"{x['resident'] / MIB:,.0f} MiB"
+            rows.append([f"{x['number']:,} parked conversations", weights, size, None, of_states])
     return markdown(["", "weights", "median", "most", ""], rows, left=2)
+
+
+def gaps(x: dict[str, Any]) -> list[str | None]:
+    return [number(x["speed"]), *(number(x[name], 2) for name in ("p50", "p99", "quiet_p99"))]
 
 
 def pressure_table(options, found: Found) -> str:
@@ -143,10 +108,8 @@ def pressure_table(options, found: Found) -> str:
     for weights in options.weights:
         if x := measured(found, "prompts", weights):
             what = f"{x['prompts']} prompts of {options.long_prompt:,} tokens, one a second"
-            rows.append(
-                [what, weights, number(x["speed"]), number(x["p50"], 2), number(x["p99"], 2), number(x["quiet_p99"], 2)]
-            )
-            rows[-1].append(f"such a prompt's first token: {x['prompt_first']:,.0f} ms" if x["prompt_first"] else "")
+            said = f"such a prompt's first token: {x['prompt_first']:,.0f} ms" if x["prompt_first"] else ""
+            rows.append([what, weights, *gaps(x), said])
         if x := measured(found, "overload", weights):
             what = f"{x['rate']:,.0f} requests a second ({options.overload} times the capacity)"
             said = f"{x['refused']:,} of {x['requests']:,} refused"
@@ -154,24 +117,6 @@ def pressure_table(options, found: Found) -> str:
                 said += (
                     f", in {x['refused_p50']:.1f} ms (p99 {x['refused_p99']:.1f}); memory {x['grown'] / MIB:+,.0f} MiB"
                 )
-            rows.append(
-                [
-                    what,
-                    weights,
-                    number(x["speed"]),
-                    number(x["p50"], 2),
-                    number(x["p99"], 2),
-                    number(x["quiet_p99"], 2),
-                    said,
-                ]
-            )
-    header = [
-        f"{options.streams[-1]} streams",
-        "weights",
-        "tokens/s",
-        "p50 between, ms",
-        "p99, ms",
-        "p99 alone, ms",
-        "",
-    ]
+            rows.append([what, weights, *gaps(x), said])
+    header = f"{options.streams[-1]} streams | weights | tokens/s | p50 between, ms | p99, ms | p99 alone, ms | "
     return markdown(header, rows, left=2)

@@ -28,6 +28,7 @@ def run(
     results: Any = None,
     check: Callable[[Options], str] = lambda options: "",
     facts: Callable[[Options, Any], dict[str, Any]] = lambda options, results: {},
+    targets: Callable[[Any], Sequence[Any]] | None = None,
     report: Callable[[Options, dict[str, Any], Any], str] | None = None,
     figure: Callable[[Options, dict[str, Any], Any], Any] | None = None,
 ) -> int:
@@ -36,7 +37,7 @@ def run(
     check(options): what is wrong with what would be measured, or ""; then nothing is.
     measure(options, results, keep): fills `results` (a dict, unless another is given), and calls `keep()` when there is
         something more to keep: the JSON file is then written anew.
-    facts(options, results): what else belongs into it.
+    facts(options, results): what else belongs into it; targets(results): the goals, judged.
     report(options, facts, results), figure(…): markdown, and a matplotlib figure, after the last measurement.
     """
     begun, code, found = time.perf_counter(), 0, {} if results is None else results
@@ -44,7 +45,14 @@ def run(
 
     def everything() -> dict[str, Any]:
         measured = {"minutes": round((time.perf_counter() - begun) / 60, 1), "other_processes": RECORD.as_json()}
-        return {**provenance(options.script), **measured, "settings": as_facts(options), **facts(options, found)}
+        judged = {} if targets is None else {"targets": as_json(list(targets(found)))}
+        return {
+            **provenance(options.script),
+            **measured,
+            "settings": as_facts(options),
+            **facts(options, found),
+            **judged,
+        }
 
     RECORD.start(1 if options.quick else TRIES)
     here = provenance(options.script)

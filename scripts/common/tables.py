@@ -9,8 +9,12 @@ from scripts.common.others import MOST, TRIES
 MIB = 2**20
 
 
-def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    """A table; the first `left` columns are words and the others numbers. None is shown as a dash."""
+def markdown(header: str | Sequence[Any], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """A table; the first `left` columns are words and the others numbers. None is shown as a dash.
+
+    header: its cells, or a text with " | " between them.
+    """
+    header = header.split(" | ") if isinstance(header, str) else header
     rule = ["---"] * left + ["--:"] * (len(header) - left)
     lines = [header, rule, *rows]
     return "\n".join(f"| {' | '.join('–' if x is None else str(x) for x in line)} |" for line in lines)

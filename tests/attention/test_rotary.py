@@ -32,23 +32,6 @@ def test_angles_are_exact_far_out():
     assert rotation.cos.flatten()[:2].tolist() == pytest.approx(exact, abs=1e-6)
 
 
-def test_rows_may_be_at_different_positions():
-    rotary, x = Rotary(4), torch.randn(2, 3, 1, 4)
-    both = rotary.rotation(torch.tensor([[5], [9]])).apply(x)
-    for row, position in enumerate((5, 9)):
-        alone = rotary.rotation(torch.tensor([[position]])).apply(x[row : row + 1])
-        assert torch.equal(both[row : row + 1], alone)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_dtype_is_kept(dtype):
-    x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
-    y = Rotary(4).rotation(torch.arange(3)[None]).apply(x.to(dtype))
-    assert y.dtype == dtype
-    exact = Rotary(4).rotation(torch.arange(3)[None]).apply(x.to(dtype).double())
-    torch.testing.assert_close(y, exact.to(dtype))
-
-
 @pytest.mark.parametrize("dim", [0, 1, 7])
 def test_odd_widths_are_refused(dim):
     with pytest.raises(ValueError, match=f"dim must be even and ≥ 2; got {dim}"):

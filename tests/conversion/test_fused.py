@@ -88,54 +88,6 @@ def test_weights_in_fewer_bits_lose_little(weights):
     assert (one_by_one - expected).square().mean().sqrt() < most * expected.std()
 
 
-@pytest.fixture
-def tokens(monkeypatch):
-    """How many tokens the fused step read one by one, and how many prompts."""
-    seen = []
-    for name in ("__call__", "prefill"):
-        method = getattr(FusedStep, name)
-        monkeypatch.setattr(FusedStep, name, lambda *x, of=method, n=name, **y: seen.append(n) or of(*x, **y))
-    return seen
-
-
-WAYS = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "temperature": 1.3, "top_k": 0},
-    "beams": {"num_beams": 3, "num_return_sequences": 2, "do_sample": False},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["clusters", "favor", "heads of every mode"])
-def test_generate_writes_the_same_text(kind, way, tokens):
-    """Padded rows too, by default as within `fused_forward`, and continued on the same cache."""
-    model, generator = converted(**KINDS[kind]), torch.Generator().manual_seed(2)
-    ids = torch.randint(3, 99, (3, 17), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, :5] = mask[2, :11] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 25, **WAYS[way]}
-
-    def written(**more):
-        torch.manual_seed(0)
-        return model.generate(ids, **options, **more)
-
-    expected = written(use_cache=False)
-    assert not tokens
-    assert torch.equal(written(), expected)
-    assert 0 < tokens.count("__call__") < 24, "after some tokens by forward"
-    tokens.clear()
-    with fused_forward(model):
-        assert torch.equal(written(), expected)
-        assert tokens == ["prefill"] + ["__call__"] * 24
-        if way == "greedy":
-            cache = constant_cache(model)
-            options["max_new_tokens"] = 10
-            first = written(**{CACHE: cache})
-            mask = torch.cat([mask, mask.new_ones(3, 10)], 1)
-            second = model.generate(first, attention_mask=mask, **{CACHE: cache}, max_new_tokens=15, do_sample=False)
-            assert torch.equal(second, expected)
-
-
 @torch.no_grad()
 def test_forward_and_the_fused_step_take_turns_on_a_cache():
     """And a copy of the cache goes on by itself."""

@@ -149,15 +149,6 @@ def test_refusals_change_nothing(model, options, words):
     assert not hasattr(model.config, "tarnn_attention")
 
 
-def test_a_model_made_from_such_a_config_asks_for_its_layers(model):
-    from transformers import AutoModelForCausalLM
-
-    set_options(model, window=3)
-    again = AutoModelForCausalLM.from_config(model.config, attn_implementation="tarnn_hybrid")
-    with pytest.raises(ValueError, match="set_options"):
-        again(**inputs_of("decoder")["whole"])
-
-
 @torch.no_grad()
 def test_an_encoder_sees_a_window(tmp_path):
     """Two layers carry a token's change by two tokens each, on both sides."""

@@ -52,15 +52,6 @@ def test_a_weight_of_ones_own_multiplies():
     assert torch.allclose(weighted(x), plain(x) * h(x)[..., None])
 
 
-def test_exp_keeps_its_scale_apart():
-    phi = GeneralizedRandomFeatures(5, 6, function="exp", seed=0)
-    value, scale = phi.scaled(300 * normal(3, 5).float())
-    assert value.isfinite().all()
-    assert scale.max() > 100  # e^100 is beyond float32
-    huge, v = 100 * normal(1, 2, 9, 5).float(), normal(1, 2, 9, 3).float()
-    assert linear_attention(huge, huge, v, phi, causal=True).isfinite().all()
-
-
 def cosformer_definition(q, k, v, max_length, causal):
     distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
     weights = (q.relu() @ k.relu().mT) * (distance * torch.pi / (2 * max_length)).cos()

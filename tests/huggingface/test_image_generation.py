@@ -78,16 +78,6 @@ def test_step_by_step_is_parallel(model):
 
 
 @torch.no_grad()
-def test_a_value_depends_on_those_before_it_alone(model):
-    pixels, labels = draw(model)
-    changed = pixels.flatten(1).clone()
-    changed[:, 5:] ^= 1
-    before, after = model(pixels, labels).parameters, model(changed.view_as(pixels), labels).parameters
-    assert torch.equal(before[:, :6], after[:, :6])
-    assert not torch.equal(before[:, 6:], after[:, 6:])
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("likelihood", ["logistic_mixture", "categorical"])
 def test_the_probabilities_of_all_images_add_up_to_one(likelihood):
     """All 65,536 images of two values."""

@@ -19,7 +19,6 @@ from support.linear_families import (
     with_gaps,
 )
 from transformers import DataCollatorWithFlattening, DynamicCache, Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 import tarnn
 from tarnn.huggingface.versions import as_called
@@ -151,21 +150,6 @@ def test_tokens_one_by_one_with_gradients_enabled(name):
     theirs = in_turns(model, (9, 1, 1))
     with tarnn.patch_transformers():
         torch.testing.assert_close(in_turns(model, (9, 1, 1)), theirs, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("activation", [None, "silu", "gelu"])
-def test_activations_behind_the_convolution(activation):
-    x, weight, bias = torch.randn(2, 6, 11), torch.randn(6, 3), torch.randn(6)
-    expected = qwen.causal_conv1d_fn(x, weight, bias, activation)
-    states = torch.randn(2, 6, 3), torch.randn(2, 6, 5)
-    theirs = [state.clone() for state in states]
-    outputs = [qwen.causal_conv1d_update(x[:, :, :1], state, weight, bias, activation) for state in theirs]
-    with tarnn.patch_transformers(), torch.no_grad():
-        torch.testing.assert_close(qwen.causal_conv1d_fn(x, weight, bias, activation), expected)
-        for state, changed, output in zip(states, theirs, outputs, strict=True):
-            ours = qwen.causal_conv1d_update(x[:, :, :1], state, weight, bias, activation)
-            torch.testing.assert_close(ours, output)
-            assert torch.equal(state, changed)
 
 
 def collated(**options):

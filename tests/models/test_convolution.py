@@ -8,7 +8,6 @@ from tarnn.huggingface.backbone import TarnnBlock
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.convolution import Convolution
-from tarnn.ops import ConvolutionState
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -38,23 +37,6 @@ def test_it_stands_before_attention(options):
     expected = join(x, block.convolution, block.convolution_norm)
     expected = join(expected, block.attention, block.attention_norm)
     torch.testing.assert_close(block(x), join(expected, block.mlp, block.mlp_norm))
-
-
-def test_a_block_in_pieces_and_steps():
-    block = TarnnBlock(config(), 0).double().eval()
-    x = torch.randn(2, 9, 16).double()
-    whole, *behind = block.prefill(x, None, None)
-    torch.testing.assert_close(whole, block(x))
-    first, *states = block.prefill(x[:, :4], *block.new_states(2, dtype=torch.float64))
-    outputs = [first]
-    for i in range(4, 9):
-        y, *states = block.step(x[:, i : i + 1], *states, positions=torch.zeros(2, 1, dtype=torch.int64), inplace=i > 5)
-        outputs.append(y)
-    torch.testing.assert_close(torch.cat(outputs, 1), whole)
-    assert isinstance(states[0], ConvolutionState)
-    for state, expected in zip(states, behind, strict=True):
-        for name, y in state.tensors().items():
-            torch.testing.assert_close(y, expected.tensors()[name])
 
 
 ENCODER = SMALL | {"causal": False, "decay": "token", "position": "none", "conv_kernel": 5, "vocab_size": 31}

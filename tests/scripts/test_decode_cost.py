@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from support.scripts import lines_of
 
 from scripts.common import decode_cost as module
 from scripts.common.decode_cost import decode_cost, fastest_decode_cost, rewind, state_at, time_steps
-from scripts.common.decode_cost_figure import decode_cost_figure
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
 
@@ -61,13 +59,3 @@ def test_the_fastest_number_of_threads_is_taken(monkeypatch):
     found = fastest_decode_cost(make(), 5, threads=(1, 2, 3), rounds=5)
     assert (found.threads, found.ms, found.rounds) == (2, 2.0, 5)
     assert torch.get_num_threads() == before
-
-
-def test_the_plot_shows_times_with_their_ranges_and_bytes():
-    model = make()
-    costs = {"linear": [decode_cost(model, p, rounds=3, seconds_a_round=0) for p in (4, 16)]}
-    time, size = decode_cost_figure(costs, "a title").axes
-    assert lines_of(time) == {"linear": ([4, 16], [p.ms for p in costs["linear"]])}
-    assert lines_of(size) == {"linear": ([4, 16], [p.state_bytes for p in costs["linear"]])}
-    band = time.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == (min(p.ms_min for p in costs["linear"]), max(p.ms_max for p in costs["linear"]))

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import torch
-from fuzz import allowed, errors, judge
+from fuzz import judge
 
-from support import fuzz_calls
-from support.fuzz_calls import Call, Drawn
+from support.fuzz_calls import Drawn
 from tarnn.kernels.cpu import library
 
 CALL = Drawn(
@@ -40,18 +38,6 @@ def drawn(mode: str, **words) -> Drawn:
 def holds(mode: str, **words) -> None:
     wrong = judge(drawn(mode, **words))[2]
     assert not wrong, wrong
-
-
-def holds_on_tensor_cores(mode: str, device: str = "cpu", **words) -> None:
-    """As `holds`, of kernels that multiply in 16 bits: the terms of a state are rounded to them, once each, before they
-    are summed in float32."""
-    call = Call(drawn(mode, **words))
-    exact = call.definition(torch.float64)
-    limits, dtype = allowed(call, exact), fuzz_calls.DTYPES[call.drawn.dtype]
-    found = errors([x.cpu() for x in call.to(device).ours()], exact)
-    once = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
-    for kind, error in found.items():
-        assert error <= max(limits[kind], once if kind in "Sz" else 0.0), kind
 
 
 def multiplied_in_bfloat16(call: Drawn) -> bool:
