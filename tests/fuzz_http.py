@@ -2,7 +2,7 @@
 
     python tests/fuzz_http.py --count 300 --seed 1 [--only /v1/states]
 
-The suite does the same with a few requests of each kind (serving/http/test_schema.py).
+The suite does the same with a few requests of each kind (serving/http/test_openapi.py).
 """
 
 import argparse

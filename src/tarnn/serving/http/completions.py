@@ -31,7 +31,7 @@ from tarnn.serving.http.request_schemas import ChatRequest, CompletionRequest
 from tarnn.serving.http.response_schemas import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tarnn.serving.http.sse import Style
 from tarnn.serving.http.store_errors import held_state
-from tarnn.serving.http.to_engine import check_choices, check_gathered, engine_of, engine_request, refuse_when_full
+from tarnn.serving.http.to_engine import check_choices, check_gathered, engine_of, make_request, refuse_when_full
 from tarnn.serving.model import ServedModel
 from tarnn.serving.pool import copy_of, new_state
 from tarnn.serving.request import Event, Request, TokenLogprob, check_request
@@ -71,7 +71,7 @@ async def complete(request: HttpRequest) -> Response:
         "end_ids": frozenset() if body.ignore_eos else None,
         "logprobs": body.logprobs,
     }
-    requests = [engine_request(request, engine, body, prompt=ids, **options) for ids in texts]
+    requests = [make_request(request, engine, body, prompt=ids, **options) for ids in texts]
     if not body.stream or (body.echo and body.logprobs is not None):
         check_gathered(request, engine, requests, "max_tokens", echo=bool(body.echo))
     echoes = await echoes_of(request, engine.model, body, prompts, requests) if body.echo else []
@@ -95,8 +95,7 @@ async def chat(request: HttpRequest) -> Response:
     else:
         ids, boundaries = opened(engine.model, messages)
     most = request.app.state.settings.max_prompt
-    past = 0 if begin is None else len(begin.tokens)
-    to_engine = engine_request(
+    engine_request = make_request(
         request,
         engine,
         body,
@@ -106,17 +105,17 @@ async def chat(request: HttpRequest) -> Response:
         begin=begin,
         end_ids=frozenset() if body.ignore_eos else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        boundaries=tuple(past + place for place in boundaries),
+        boundaries=boundaries,
     )
     if not body.stream:
         param = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
-        check_gathered(request, engine, [to_engine], param)
+        check_gathered(request, engine, [engine_request], param)
     words = vocabulary(engine.model)
 
     def logprobs(event: Event) -> dict[str, Any]:
         return {"content": words.described(event.logprobs), "refusal": None}
 
-    return await answer(request, engine, body, [to_engine], CHAT, logprobs if body.logprobs else None)
+    return await answer(request, engine, body, [engine_request], CHAT, logprobs if body.logprobs else None)
 
 
 def max_tokens_of(body: ChatRequest) -> int:
@@ -132,18 +131,18 @@ async def echoes_of(
 ) -> list[Event]:
     """Return the event before each choice: its prompt, with its logprobs if they are requested."""
     events: list[Event] = []
-    for prompt, to_engine in zip(prompts, requests):
+    for prompt, engine_request in zip(prompts, requests):
         try:
-            check_request(to_engine, model)
+            check_request(engine_request, model)
         except ValueError as error:
             raise bad(str(error)) from None
-        text = prompt if isinstance(prompt, str) else await asyncio.to_thread(text_of, model, to_engine.prompt)
+        text = prompt if isinstance(prompt, str) else await asyncio.to_thread(text_of, model, engine_request.prompt)
         scores: tuple[TokenLogprob, ...] = ()
         if body.logprobs is not None:
             async with request.app.state.scoring:  # one at a time: it takes the machine from running texts
-                work = score(model, to_engine.prompt, to_engine.begin, body.logprobs)
+                work = score(model, engine_request.prompt, engine_request.begin, body.logprobs)
                 scores = tuple(await attended(request.receive, work))
-        for _ in range(to_engine.n):
+        for _ in range(engine_request.n):
             events.append(Event(len(events), text, logprobs=scores))
     return events
 

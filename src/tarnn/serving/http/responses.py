@@ -8,7 +8,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +36,7 @@ from tarnn.serving.http.store_errors import find, in_store, store_of
 from tarnn.serving.http.to_engine import (
     check_gathered,
     engine_of,
-    engine_request,
+    make_request,
     refuse_when_full,
     start,
     state_header,
@@ -92,12 +92,12 @@ async def find_response(request: HttpRequest) -> tuple[Any, Any]:
 
 
 class Prompt(NamedTuple):
-    """ids: after `begin`, a state of the id `parent`. boundaries: as in a `Request`."""
+    """ids: after `begin`, a state of the id `parent`. boundaries: places in `ids` where messages end."""
 
     ids: Ids
     begin: Snapshot | None
     parent: str | None
-    boundaries: tuple[int, ...] = ()
+    boundaries: Sequence[int] = ()
 
 
 async def prompt_of(request: HttpRequest, engine: Any, body: ResponseRequest) -> Prompt:
@@ -125,8 +125,7 @@ async def prompt_of(request: HttpRequest, engine: Any, body: ResponseRequest) ->
     else:  # the beginning of a conversation, maybe after a text that was read
         ids, boundaries = await asyncio.to_thread(opened, engine.model, messages)
     ids = await prompt_ids(engine.model, ids, "input", most=most)
-    past = 0 if begin is None else len(begin.tokens)
-    return Prompt(ids, begin, parent, tuple(past + place for place in boundaries))
+    return Prompt(ids, begin, parent, boundaries)
 
 
 def messages_of(body: ResponseRequest) -> list[dict[str, str]]:
@@ -162,7 +161,7 @@ class ResponseWork:
         self.request, self.engine, self.body, self.prompt = request, engine, body, prompt
         self.stored = body.store is not False and engine.store is not None
         self.with_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
-        self.to_engine = engine_request(
+        self.engine_request = make_request(
             request,
             engine,
             body,
@@ -204,8 +203,8 @@ class ResponseWork:
     @contextmanager
     def _reader(self) -> Iterator[Reader]:
         # a streamed response ends with all of it, so its length has the same limit
-        check_gathered(self.request, self.engine, [self.to_engine], "max_output_tokens")
-        self.reader = start(self.request, self.engine, [self.to_engine])
+        check_gathered(self.request, self.engine, [self.engine_request], "max_output_tokens")
+        self.reader = start(self.request, self.engine, [self.engine_request])
         try:
             yield self.reader
         finally:
@@ -224,7 +223,7 @@ class ResponseWork:
         return pieces
 
     def _begun(self) -> ResponseObject:
-        body, sampling = self.body, self.to_engine.sampling
+        body, sampling = self.body, self.engine_request.sampling
         return ResponseObject(
             id=new_id("resp"),
             created_at=int(time.time()),

@@ -14,6 +14,7 @@ from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.reader import Reader
 from tarnn.serving.http.request_schemas import TextRequest
 from tarnn.serving.request import Request, Sampling, Usage
+from tarnn.serving.snapshot import Snapshot
 
 SAMPLING = [x.name for x in fields(Sampling) if x.name != "logit_bias"]
 
@@ -41,9 +42,23 @@ def client(request: HttpRequest) -> str:
     return tenant(request) or (request.client.host if request.client else "")
 
 
-def engine_request(request: HttpRequest, engine: Engine, body: TextRequest, **options: Any) -> Request:
-    """Return the request of this client, with the sampling of its body. options: other fields of a `Request`."""
+def make_request(
+    request: HttpRequest,
+    engine: Engine,
+    body: TextRequest,
+    *,
+    begin: Snapshot | None,
+    boundaries: Sequence[int] = (),
+    **options: Any,
+) -> Request:
+    """Return the request of this client, with the sampling of its body.
+
+    boundaries: places in the prompt; those of a `Request` count from the beginning of `begin`. options: its other fields.
+    """
+    past = 0 if begin is None else len(begin.tokens)
     return Request(
+        begin=begin,
+        boundaries=tuple(past + place for place in boundaries),
         sampling=sampling_of(body, engine.model.model.config.vocab_size),
         stop=tuple(body.stop or ()),
         tenant=tenant(request),
