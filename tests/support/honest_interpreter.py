@@ -2,13 +2,16 @@
 
 TRITON_INTERPRET=1 runs kernels on the CPU, by NumPy, but forgives much and gets bfloat16 wrong. `install()` changes that:
 
-numbers   bfloat16 is computed in float32 and rounded to nearest even after each operation; `tl.dot` of float32 is made
-          of the parts that its `input_precision` names (tf32, tf32x3, bf16x3)
+numbers   bfloat16 is computed in float32 and rounded to nearest even after each operation, a sum once; `tl.dot` of float32 is
+          made of the parts that its `input_precision` names (tf32, tf32x3, bf16x3)
 sizes     a product with a side under 16 is refused, as a GPU refuses it; so is int32 arithmetic that overflows
 masks     a lane that a load masks off, without `other`, is NaN (of integers, a large number)
 bounds    every lane of a load or a store lies within a tensor of the launch
 races     no two programs of a launch touch one element if one of them writes it; no store writes an element twice
 order     programs run in a shuffled order (`order(seed)`)
+loops     what counts a loop can be cast (`i.to(tl.int64)`), as on a GPU
+
+`install(capability)` also takes the place of a GPU's driver, for kernels that are tuned: each runs in its first form only.
 
 A fault is an `InterpreterError` that names the line. Made for triton 3.7.
 """
@@ -26,7 +29,10 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from triton import language as tl
-from triton.runtime import interpreter
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver, interpreter
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
 SMALLEST_SIDE = 16
@@ -42,10 +48,15 @@ def order(seed: int | None) -> Iterator[None]:
         yield
 
 
-def install() -> None:
+def install(capability: int = 90) -> None:
     """For this process; twice does no more than once."""
     if InterpreterBuilder.create_dot is _dot:
         return
+    driver.set_active(_NoDriver(capability))
+    Autotuner.run = _run_first
+    interpreter._patch_lang = _patch_language
+    for kind in (interpreter.ReduceOps, interpreter.ScanOps):
+        kind.apply_impl = _in_float32(kind.apply_impl)
     precisions = ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6")
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, allowed_dot_input_precisions=precisions)
@@ -173,6 +184,19 @@ def _parts(x: np.ndarray, kind: str, count: int) -> list[np.ndarray]:
     return found
 
 
+def _in_float32(plain: Callable) -> Callable:
+    """A reduction or a scan, which would take bfloat16 for integers."""
+
+    def apply(self, inputs: tuple) -> Any:
+        if not any(_is_bf16(x.handle) for x in inputs):
+            return plain(self, inputs)
+        found = plain(self, tuple(x.to(tl.float32) if _is_bf16(x.handle) else x for x in inputs))
+        found = found if isinstance(found, list | tuple) else (found,)
+        return tuple(y.to(tl.bfloat16) if _is_bf16(x.handle) else y for x, y in zip(inputs, found))
+
+    return apply
+
+
 # --- memory
 
 _plain_load, _plain_store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -293,6 +317,55 @@ def _atomic(self, op, pointers, value, mask, *more):
 
 
 # --- launches
+
+_plain_patch, _plain_run = interpreter._patch_lang, Autotuner.run
+
+
+class _NoDriver(DriverBase):
+    """What Triton asks a driver for before it launches."""
+
+    def __init__(self, capability: int):
+        self.capability = capability
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable:
+        raise AssertionError("nothing is measured here")
+
+
+def _run_first(self: Autotuner, *args, **kwargs):
+    """A kernel's first configuration: others would compute the same."""
+    self.nargs = dict(zip(self.arg_names, args))
+    self.configs = list(self.prune_configs(kwargs))[:1]
+    return _plain_run(self, *args, **kwargs)
+
+
+class _Count(int):
+    def to(self, dtype):
+        return tl.full((), int(self), dtype)
+
+
+def _count(*limits):
+    return map(_Count, range(*(int(x.handle.data.item()) if isinstance(x, tl.tensor) else int(x) for x in limits)))
+
+
+def _patch_language(function: Callable):
+    """Triton's own patch; and loops over `range` count in numbers that can be cast."""
+    scope = _plain_patch(function)
+    function.__globals__["range"] = _count
+    return scope
+
 
 _patched: set[tuple[int, ...]] = set()
 

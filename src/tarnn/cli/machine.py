@@ -31,6 +31,7 @@ def machine_facts() -> dict[str, Any]:
         "accelerator": accelerator(),
         "products": refusal() or "oneDNN in float32",
         "kernel": backends.cpu_kernels(),
+        "gpu_kernel": backends.gpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
 
@@ -70,6 +71,8 @@ def machine_text(facts: dict[str, Any]) -> str:
         "products": facts["products"],
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
+    if (gpu := facts["gpu_kernel"]) is not None:
+        rows["GPU kernels"] = "{path}: {why} (for {ops})".format(**gpu)
     for op, choice in facts["ops"].items():
         refusals = list(choice["reasons"].values()) if choice["backend"] == "eager" else []
         rows[f"op {op}"] = ": ".join([choice["backend"], *refusals[-1:]])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tarnn.errors import SlowPathWarning
 
-ORDER = ("cpu", "eager")
+ORDER = ("fla", "cpu", "eager")
 _KINDS = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",

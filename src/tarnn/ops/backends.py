@@ -15,8 +15,9 @@ from tarnn.kernels import (
     mixture,
     selective_scan,
 )
-from tarnn.kernels.contract import reasons
+from tarnn.kernels.contract import named, reasons
 from tarnn.kernels.cpu import library
+from tarnn.kernels.fla import availability
 
 
 class Choice(NamedTuple):
@@ -49,3 +50,11 @@ def choices() -> dict[str, Choice]:
 def cpu_kernels() -> dict[str, str]:
     """The compiled kernels that CPUs take, and why. ValueError for a setting that nobody knows."""
     return library.status()._asdict()
+
+
+def gpu_kernels() -> dict[str, str] | None:
+    """Return what computes on the first GPU, why, and for which ops; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    ops = ", ".join(sorted(op for op in choices() if named("fla", op) is not None))
+    return availability.status(0)._asdict() | {"ops": ops}
