@@ -15,6 +15,8 @@ REMOVED = {
     "set_options(global_tokens=)": "Take `sinks` for first tokens that all see.",
     "tarnn.generation": "Import `tarnn.decoding`.",
     "fast_matmul(shapes=)": "Leave it out, or give `size`, the multiplications of a typical product.",
+    "tarnn.decoding.cuda_graph": "Call `model.step`; no step is recorded in a CUDA graph.",
+    "tarnn.kernels.triton": "Install `tarnn[gpu]`: flash-linear-attention's kernels compute on GPUs; docs/gpu.md.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
     "tarnn train --sequence-parallel": "Train a model of layers within `tarnn.parallel.sequence`: docs/parallel.md.",
     "tarnn serve --workers": "Start N servers behind a proxy, each with its own `--state-dir`; docs/serving.md has the example.",

@@ -95,7 +95,7 @@ def linear_attention(
 
     Not finite: a NaN shows in every output that uses it: one in a query in its own, one in a key, value, weight or decay in
     those from its position on (without causality in all of its row and head). Outputs before it stay as they are, to the bit.
-    (GPU kernels keep this for finite numbers only.) At masked keys anything may stand: it reaches no output and no gradient.
+    (On GPUs see docs/gpu.md.) At masked keys anything may stand: it reaches no output and no gradient.
 
     Kept for backward: q, k, v, o, one number per query and, on a CPU where causal, one state in 256 tokens (512 with
     random features); the features are computed again. So it is with random features of softmax's kernel and of relu,
