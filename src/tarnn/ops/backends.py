@@ -54,7 +54,5 @@ def cpu_kernels() -> dict[str, str]:
 
 def gpu_kernels() -> dict[str, str] | None:
     """Return what computes on the first GPU, why, and for which ops; None without a GPU."""
-    if not torch.cuda.is_available():
-        return None
     ops = ", ".join(sorted(op for op in choices() if named("fla", op) is not None))
-    return availability.status(0)._asdict() | {"ops": ops}
+    return availability.status(0)._asdict() | {"ops": ops} if torch.cuda.is_available() else None

@@ -96,7 +96,7 @@ def _finish(call: Call, results: Tensors) -> Tensors:
 
 
 def _factor(call: Call, den: Tensor) -> Tensor:
-    """What numerators are multiplied with: 1/max(|den|, 1), or 1/(den + eps) and 0 where den is 0, or 1."""
+    """Return the factor of numerators: 1/max(|den|, 1), or 1/(den + eps) and 0 where den is 0, or 1."""
     if call.at_least_one:
         return 1 / den.abs().clamp(min=1.0)
     return 1 / (den + call.eps).masked_fill(den == 0, torch.inf) if call.normalize else torch.ones_like(den)
