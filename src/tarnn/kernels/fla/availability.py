@@ -23,7 +23,7 @@ ELSEWHERE = "flash-linear-attention computes on GPUs, and these tensors are else
 interpreted = False  # a switch for tests: tensors on a CPU too
 
 
-class Status(NamedTuple):
+class GpuStatus(NamedTuple):
     path: str  # "flash-linear-attention 0.6.0, sm_90", or PLAIN
     why: str
 
@@ -38,23 +38,23 @@ def fla_version() -> str | None:
 
 
 @cache
-def status(index: int) -> Status:
+def status(index: int) -> GpuStatus:
     """Return what computes linear attention and the delta rule on this GPU, and why."""
     if os.environ.get("TARNN_KERNELS") == "off":
-        return Status(PLAIN, "switched off by TARNN_KERNELS=off")
+        return GpuStatus(PLAIN, "switched off by TARNN_KERNELS=off")
     installed = fla_version()
     if installed is None or find_spec("triton") is None:
         missing = "flash-linear-attention" if installed is None else "Triton"
-        return Status(PLAIN, f"{missing} is not installed: {REMEDY}")
+        return GpuStatus(PLAIN, f"{missing} is not installed: {REMEDY}")
     if not installed.startswith(f"{VERSION}."):
-        return Status(PLAIN, f"tarnn calls flash-linear-attention {VERSION}, and this is {installed}: {REMEDY}")
+        return GpuStatus(PLAIN, f"tarnn calls flash-linear-attention {VERSION}, and this is {installed}: {REMEDY}")
     if torch.version.hip is not None:
-        return Status(PLAIN, "flash-linear-attention is called on NVIDIA's GPUs only; on AMD's nothing was tried")
+        return GpuStatus(PLAIN, "flash-linear-attention is called on NVIDIA's GPUs only; on AMD's nothing was tried")
     capability = torch.cuda.get_device_capability(index)
     name = f"sm_{capability[0]}{capability[1]}"
     if capability < OLDEST:
-        return Status(PLAIN, f"bfloat16 needs a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}")
-    return Status(f"flash-linear-attention {installed}, {name}", "in bfloat16; other types take plain PyTorch")
+        return GpuStatus(PLAIN, f"bfloat16 needs a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}")
+    return GpuStatus(f"flash-linear-attention {installed}, {name}", "in bfloat16; other types take plain PyTorch")
 
 
 def is_elsewhere(x: Tensor) -> bool:

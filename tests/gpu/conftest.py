@@ -7,7 +7,7 @@ import pytest
 from tarnn.kernels.fla import availability
 
 # Triton decides when it is imported whether kernels are interpreted, so these tests have a process of their own, which
-# test_interpreted.py starts: TRITON_INTERPRET=1 python -m pytest tests/fla/interpreted
+# test_interpreted.py starts: TRITON_INTERPRET=1 python -m pytest tests/gpu/interpreted
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]
 
 
