@@ -51,7 +51,7 @@ def gradients_of(call: Any, returned: Any, stages_of: Callable[..., Stages], nam
     """Return the record of a call's gradients. names: the outputs that have gradients."""
     grads = {name: getattr(returned, f"grad_{name}") for name in names}
     sent = {name: x for name, x in grads.items() if x is not None}
-    targets = call.new_gradients(returned, state=call.S is not None)
+    targets = call.new_gradients(returned)
     stages = stages_of(call, with_state=bool(sent.keys() - {"o"}))
     found = stages.gradients(tensors_of(call, targets), sent)
     return targets._make(laid_out(found.get(name), like) for name, like in targets._asdict().items())
