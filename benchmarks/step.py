@@ -55,12 +55,12 @@ def facts(options, found: dict[int, Timings]) -> dict[str, Any]:
 def check() -> str:
     """What is wrong with the step in place, or nothing: 37 tokens against the definition in float64."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 37, 5, dtype=torch.float64) for _ in range(3))
-    expected = linear_definition.quadratic(PHI(q), PHI(k), v, causal=True)
-    state = LinearState.zeros(2, 3, 5, 5, dtype=torch.float64)
+    q, k, v = (torch.randn(2, 3, 37, 5) for _ in range(3))
+    expected = linear_definition.quadratic(PHI(q.double()), PHI(k.double()), v.double(), causal=True)
+    state = LinearState.zeros(2, 3, 5, 5)
     for i in range(q.shape[2]):
         o, _ = step(*(x[:, :, i : i + 1] for x in (q, k, v)), PHI, state, inplace=True)
-        if not torch.allclose(o, expected[:, :, i : i + 1], rtol=1e-9, atol=1e-12):
+        if not torch.allclose(o.double(), expected[:, :, i : i + 1], rtol=1e-5, atol=1e-5):
             return f"step {i} differs from the definition by {(o - expected[:, :, i : i + 1]).abs().max():.1e}"
     return ""
 

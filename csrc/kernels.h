@@ -56,6 +56,21 @@ struct Kernels {
   const DrawKernels* draws;
 };
 
+// What is there in the library of the tests alone, which they build with -DTARNN_FLOAT64=ON.
+#ifdef TARNN_FLOAT64
+#define FOR_DOUBLE(...) __VA_ARGS__
+#else
+#define FOR_DOUBLE(...)
+#endif
+
+/// Kernels for each type that they compute in; OF_TYPES makes them from a variable template.
+template <template <typename> typename Of>
+struct OfTypes {
+  Of<float> of_float;
+  FOR_DOUBLE(Of<double> of_double;)
+};
+#define OF_TYPES(of) {of<float> FOR_DOUBLE(, of<double>)}
+
 /// Those of the instruction set in use.
 const Kernels& kernels();
 

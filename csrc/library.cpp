@@ -1,47 +1,20 @@
-// Names the library, and picks the instruction set. Operators are registered in the folder of each op (operators.cpp); torch.h
+// Names the library, and picks the instruction set (isa.h). Operators are registered in the folder of each op (operators.cpp); torch.h
 // makes one binary for every Python and every torch from 2.10 on.
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 
-#include "kernels.h"
+#include "isa.h"
 #include "torch.h"
-
-namespace {
-
-const tarnn::Kernels* table_of(std::string_view isa) {
-  const auto wanted = [&](std::string_view name) { return isa.empty() || isa == name; };
-#ifdef __x86_64__
-  __builtin_cpu_init();
-  [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-#ifdef TARNN_HAS_avx512
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#ifdef TARNN_HAS_avx512bf16
-  if (avx512 && __builtin_cpu_supports("avx512bf16") && wanted("avx512bf16")) return tarnn_kernels_avx512bf16();
-#endif
-  if (avx512 && wanted("avx512")) return tarnn_kernels_avx512();
-#endif
-#ifdef TARNN_HAS_avx2
-  if (avx2 && wanted("avx2")) return tarnn_kernels_avx2();
-#endif
-#ifdef TARNN_HAS_baseline
-  if (wanted("baseline")) return tarnn_kernels_baseline();
-#endif
-  return nullptr;
-}
-
-}  // namespace
 
 const tarnn::Kernels& tarnn::kernels() {
   static const tarnn::Kernels* table = [] {
-    const char* wish = std::getenv("TARNN_ISA");
-    const tarnn::Kernels* best = table_of(wish ? wish : "");
+    const char* set = std::getenv("TARNN_ISA");
+    const std::string wish = set ? set : "";
+    const tarnn::Kernels* best = tarnn::table_of(wish);
     if (!best)
-      throw std::runtime_error(wish ? "TARNN_ISA=" + std::string(wish) + " is not an instruction set of this processor and build."
-                                    : "tarnn's kernels were compiled for other instruction sets than this processor's.");
+      throw std::runtime_error(wish.empty() ? "tarnn's kernels were compiled for other instruction sets than this processor's."
+                                            : "TARNN_ISA=" + wish + " is not an instruction set of this processor and build.");
     return best;
   }();
   return *table;
@@ -51,8 +24,17 @@ namespace {
 
 std::string isa() { return tarnn::kernels().isa; }
 
+/// Whether the kernels compute in float64, too: in the library that tests build.
+bool float64() { return false FOR_DOUBLE(|| true); }
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY(tarnn_cpu, m) { m.def("isa() -> str"); }
+STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
+  m.def("isa() -> str");
+  m.def("float64() -> bool");
+}
 
-STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&isa)); }
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) {
+  m.impl("isa", TORCH_BOX(&isa));
+  m.impl("float64", TORCH_BOX(&float64));
+}

@@ -12,8 +12,8 @@ feature of a query that is almost 0 makes all of its gradient uncertain): if a c
 counts, half of them the same call with its inputs changed in their last place, half of them calls of its kind (other
 numbers in the same tensors), and √f/2 units more: the kernels add f features one after the other, which rounds so much
 as a rule (Higham and Mary 2019, doi 10.1137/18M1226312), and torch in blocks. States are sums in float32, and judged as such;
-where the processor multiplies in bfloat16, S and all gradients as those of the definition computed in it, and outputs of random
-features as those of features that were rounded to it.
+where the processor multiplies in bfloat16 (causal calls), S and all gradients as those of the definition computed in it, and
+outputs of random features as those of features that were rounded to it.
 Besides, to the bit: the number of threads changes nothing, and nothing later changes an earlier output.
 """
 
@@ -120,7 +120,9 @@ def allowed(call: Call, exact: list[torch.Tensor]) -> dict[str, float]:
         "gradients": (narrow, dtype),
     }
     limits = {kind: 2 * theirs[kind] + torch.finfo(of).eps for kind, (theirs, of) in kinds.items()}
-    if dtype == torch.bfloat16 and library.multiplies_in_bfloat16():  # terms are rounded, which shows where they cancel
+    if (
+        dtype == torch.bfloat16 and call.drawn.causal and library.multiplies_in_bfloat16()
+    ):  # terms are rounded, which shows where they cancel
         rounded = errors(call.definition(dtype), exact)
         for kind in ("S", "gradients"):
             limits[kind] = max(limits[kind], 2 * rounded[kind] + torch.finfo(dtype).eps)

@@ -20,6 +20,16 @@ TARNN_INLINE void write(T* p, Vec<T> x, Index there) {
   for (Index i = 0; i < there; ++i) p[i] = lanes[i];
 }
 
+/// f(vectors, whether they are a part of one, first column) over e columns, the first two as constants.
+template <typename T, typename F>
+TARNN_INLINE void over_columns(Index e, F f) {
+  Index j = 0;
+  for (; e - j >= 4 * width<T>; j += 4 * width<T>) f(std::integral_constant<int, 4>(), std::false_type(), j);
+  for (; e - j >= 2 * width<T>; j += 2 * width<T>) f(std::integral_constant<int, 2>(), std::false_type(), j);
+  for (; e - j >= width<T>; j += width<T>) f(std::integral_constant<int, 1>(), std::false_type(), j);
+  if (j < e) f(std::integral_constant<int, 1>(), std::true_type(), j);
+}
+
 /// N vectors of columns, or, in part, the `left` columns of one: all rows of S pass once; the first query head reads along. A row's
 /// sum is rounded as in linear/pass.h, the product with k only together with it.
 template <int N, bool part, typename T>
@@ -41,25 +51,24 @@ TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, co
 /// S ← keep·S + k vᵀ from `from` to `to` (f × e, without gaps; they may be the same), and o = Sᵀq.
 template <typename T>
 void update_state(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to, T* o) {
-  Index j = 0;
-  const auto columns = [&]<int N, bool part>(std::integral_constant<int, N>, std::bool_constant<part>) TARNN_LAMBDA {
-    update_columns<N, part>(f, e, keep, k, v + j, q, from + j, to + j, e - j, o + j);
-    j += N * width<T>;
-  };
-  while (e - j >= 4 * width<T>) columns(std::integral_constant<int, 4>(), std::false_type());
-  while (e - j >= 2 * width<T>) columns(std::integral_constant<int, 2>(), std::false_type());
-  if (e - j >= width<T>) columns(std::integral_constant<int, 1>(), std::false_type());
-  if (j < e) columns(std::integral_constant<int, 1>(), std::true_type());
+  over_columns<T>(e, [&](auto n, auto part, Index j) TARNN_LAMBDA {
+    update_columns<n, part>(f, e, keep, k, v + j, q, from + j, to + j, e - j, o + j);
+  });
 }
 
 /// o = Sᵀq.
 template <typename T>
 void read_columns(Index f, Index e, const T* S, const T* q, T* o) {
-  for (Index j = 0; j < e; j += width<T>) {
-    Vec<T> total{};
-    for (Index i = 0; i < f; ++i) total += read(S + i * e + j, e - j) * q[i];
-    store(o + j, total);
-  }
+  over_columns<T>(e, [&](auto n, auto part, Index j) TARNN_LAMBDA {
+    Vec<T> total[n];
+    unrolled<n>([&](auto x) TARNN_LAMBDA { total[x] = Vec<T>{}; });
+    for (Index i = 0; i < f; ++i)
+      unrolled<n>([&](auto x) TARNN_LAMBDA {
+        const T* at = S + i * e + j + x * width<T>;
+        total[x] += (part ? load_some<Same<T>>(at, 1, e - j) : load(at)) * q[i];
+      });
+    unrolled<n>([&](auto x) TARNN_LAMBDA { store(o + j + x * width<T>, total[x]); });
+  });
 }
 
 }  // namespace TARNN_ISA

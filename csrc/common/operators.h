@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 
 #include "common/threads.h"
@@ -58,10 +59,12 @@ inline void run(Index tasks, Index threads, std::size_t bytes, void (*task)(void
   if (next == 0) throw OutOfMemory(bytes);  // no thread had any: nothing is done
 }
 
-/// f(kernels of the dtype), of a table that has `of_float` and `of_double`.
-template <typename Table, typename F>
-void by_dtype(Type dtype, const Table& table, F f) {
-  dtype == Type::float64 ? f(table.of_double) : f(table.of_float);
+/// f(kernels for the dtype, a number of the type that they compute in).
+template <template <typename> typename Of, typename F>
+void by_dtype(Type dtype, const OfTypes<Of>& table, F f) {
+  FOR_DOUBLE(if (dtype == Type::float64) return f(table.of_double, double());)
+  if (dtype == Type::float64) throw std::invalid_argument("the compiled kernels don't compute in float64; plain PyTorch does");
+  f(table.of_float, float());
 }
 
 }  // namespace tarnn

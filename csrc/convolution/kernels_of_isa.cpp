@@ -4,11 +4,11 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+template <typename T>
+constexpr ConvolutionOf<T> convolution = {convolution_forward<T>, convolution_backward<T>, convolution_step<T>};
+
 extern const ConvolutionKernels convolution_kernels;
-const ConvolutionKernels convolution_kernels = {
-    {convolution_forward<float>, convolution_backward<float>, convolution_step<float>},
-    {convolution_forward<double>, convolution_backward<double>, convolution_step<double>},
-};
+const ConvolutionKernels convolution_kernels = {OF_TYPES(convolution)};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

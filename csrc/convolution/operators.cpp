@@ -107,7 +107,7 @@ void forward(CALL(PARAMETER) Tensor o, Maybe S_after) {
   in_large_pages(o);
   call.p.o = in_time(o);
   call.p.S_after = in_time(S_after);
-  by_dtype(x.scalar_type(), *kernels().convolution, [&](auto& of) { of.forward(call.p); });
+  by_dtype(x.scalar_type(), *kernels().convolution, [&](auto& of, auto) { of.forward(call.p); });
 }
 
 /// The sums of all stretches, in their order, to dweight (c × w) and dbias (c).
@@ -131,15 +131,13 @@ void backward(Tensor grad_o, Maybe grad_S, CALL(PARAMETER) Tensor grad_x, Tensor
   p.grad_S = in_time(grad_S);
   p.grad_x = in_time(grad_x);
   p.grad_S_before = in_time(grad_S_before);
-  const auto of_type = [&](auto zero, auto& of) {
+  by_dtype(x.scalar_type(), *kernels().convolution, [&](auto& of, auto zero) {
     using T = decltype(zero);
     std::vector<T> parts(p.stretches * (p.width + 1) * p.channels);
     p.parts = parts.data();
     of.backward(p);
     join(p, parts, static_cast<T*>(grad_weight.mutable_data_ptr()), static_cast<T*>(data(grad_bias)));
-  };
-  const ConvolutionKernels& table = *kernels().convolution;
-  x.scalar_type() == Type::float64 ? of_type(double(), table.of_double) : of_type(float(), table.of_float);
+  });
 }
 
 void step(CALL(PARAMETER) Tensor o, Tensor S_after) {
@@ -147,7 +145,7 @@ void step(CALL(PARAMETER) Tensor o, Tensor S_after) {
   set_filters({CALL(NAME)}, p);
   p.o = in_time(o);
   p.S_after = in_time(S_after);
-  by_dtype(x.scalar_type(), *kernels().convolution, [&](auto& of) { of.step(p, x.size(0)); });
+  by_dtype(x.scalar_type(), *kernels().convolution, [&](auto& of, auto) { of.step(p, x.size(0)); });
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ struct Convolution {
   Run run = nullptr;
 };
 
+template <typename>
 struct ConvolutionOf {
   void (*forward)(const Convolution&);
   void (*backward)(const Convolution&);
@@ -39,8 +40,6 @@ struct ConvolutionOf {
   void (*step)(const Convolution&, Index rows);
 };
 
-struct ConvolutionKernels {
-  ConvolutionOf of_float, of_double;
-};
+struct ConvolutionKernels : OfTypes<ConvolutionOf> {};
 
 }  // namespace tarnn

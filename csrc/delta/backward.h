@@ -67,7 +67,7 @@ void solve_chunk(const DeltaProblem& p, const DeltaHead& h, Index time, const T*
   solve(rows, p.e, {c.A, c.ldc, 1}, c.beta, 1, U, at.V, c.lde);
   if (!next) return;
   scale_rows(at.V, c.lde, rows, p.e, c.out);
-  decayed_product(p.d, p.e, rows, Left<T>{c.k_out, 1, c.ldd}, at.V, c.total, S, next, c.lde, &at.ahead);
+  product(p.d, p.e, rows, Left<T>{c.k_out, 1, c.ldd}, at.V, c.lde, Decayed<T>{S, next, c.lde, c.total}, &at.ahead);
 }
 
 /// Sums over the heads that share something, in the order of heads: where the sum is once the last has come, or null before.
@@ -147,7 +147,7 @@ void state_gradients(const DeltaProblem& p, const T* S, T* R, DeltaGradients<T>&
     multiply(at.left, c.out_tile, c.ldd, rows, p.d, at.left);
   }
   if (p.grad_log_decay) state_flows(p, S, R, at);
-  decayed_product(p.d, p.e, 2 * rows, Left<T>{c.kq_in, 1, c.ldd}, at.G, c.total, R, R, c.lde, &at.ahead);
+  product(p.d, p.e, 2 * rows, Left<T>{c.kq_in, 1, c.ldd}, at.G, c.lde, Decayed<T>{R, R, c.lde, c.total}, &at.ahead);
 }
 
 /// Y and dX of a chunk, dV and dβ, and G: −dX and dO.

@@ -193,45 +193,5 @@ void solve(Index rows, Index n, Left<T> L, const T* beta, Index next, T* x, T* y
   }
 }
 
-/// Rows of x times a number each, to y.
-template <typename T>
-void scaled_rows(const T* x, Index ld, Index rows, Index n, const T* factor, T* y) {
-  for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < n; j += width<T>) store(y + i * ld + j, load(x + i * ld + j) * factor[i]);
-}
-
-template <typename T, int N, int R = tile_rows(N)>
-void decayed_tile(int rows, Index k, Left<T> a, const T* b, const T* factor, const T* from, T* to, Index ld, Ahead* ahead) {
-  if (rows == R) {
-    Vec<T> sums[R * N];
-    unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
-    accumulate<T, R, N>(k, a, b, ld, sums, ahead);
-    unrolled<R>([&](auto i) TARNN_LAMBDA {
-      unrolled<N>([&](auto j) TARNN_LAMBDA {
-        const Index at = i * ld + j * width<T>;
-        store(to + at, load(from + at) * factor[i] + sums[i * N + j]);
-      });
-    });
-    return;
-  }
-  if constexpr (R > 1) decayed_tile<T, N, R - 1>(rows, k, a, b, factor, from, to, ld, ahead);
-}
-
-/// to = Diag(factor) from + a b, for states: m × n, k × n, all with rows `ld` apart. from and to may be the same.
-template <typename T>
-void decayed_product(Index m, Index n, Index k, Left<T> a, const T* b, const T* factor, const T* from, T* to, Index ld, Ahead* ahead) {
-  const auto panel = [&]<int N>(std::integral_constant<int, N>, Index j) {
-    Index left = (m + tile_rows(N) - 1) / tile_rows(N);
-    for (Index i = 0, rows; i < m; i += rows, --left) {
-      rows = (m - i + left - 1) / left;
-      const Index at = i * ld + j;
-      decayed_tile<T, N>(static_cast<int>(rows), k, {a.at + i * a.row, a.row, a.column}, b + j, factor + i, from + at, to + at, ld, ahead);
-    }
-  };
-  Index j = 0;
-  for (; j + (tile_vectors - 1) * width<T> < n; j += tile_vectors * width<T>) panel(std::integral_constant<int, tile_vectors>(), j);
-  for (; j < n; j += width<T>) panel(std::integral_constant<int, 1>(), j);
-}
-
 }  // namespace TARNN_ISA
 }  // namespace tarnn

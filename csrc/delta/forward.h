@@ -106,11 +106,7 @@ void pair_products(const DeltaProblem& p, Index rows, const PairsScratch<T>& at)
     }
     unrolled<4>([&](auto i) TARNN_LAMBDA { store(at.dots + (4 * m + i) * width<T>, x[i]); });
   }
-  for (Index i = 0; i < 2 * rows; i += width<T>) {
-    Vec<T> x[width<T>];
-    unrolled<width<T>>([&](auto l) TARNN_LAMBDA { x[l] = load(at.dots + (i + l) * width<T>); });
-    store(at.dots + i, sums<T>(x));
-  }
+  for (Index i = 0; i < 2 * rows; i += width<T>) store(at.dots + i, sums_at(at.dots + i * width<T>));
 }
 
 /// The numbers of all pairs of a block, and of its end, where S̃ becomes S.
@@ -134,13 +130,6 @@ void pair_numbers(const DeltaProblem& p, Index rows, const PairsScratch<T>& at) 
     z.enter[0] = z.enter[1] * e2;
     if (2 * m + 2 >= rows) z.enter[1] = 1, z.enter[0] = e2, at.numbers[m + 1].by *= gamma;
   }
-}
-
-/// Whether rows are whole vectors of the wide type, which a pass reads and writes where they lie.
-template <typename T>
-bool passes_directly(const View& x, Index n) {
-  const Type type = sizeof(T) == 4 ? Type::float32 : Type::float64;
-  return x.type == type && x.stride[3] == 1 && n % width<T> == 0;
 }
 
 /// Rows of a block as they are read or written: from `at`, `next` apart.

@@ -7,13 +7,17 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+template <typename T>
+constexpr DeltaKernelsOf<T> delta = {delta_forward<T>, delta_backward<T>, delta_step<T>};
+
 extern const DeltaKernels delta_kernels;
-const DeltaKernels delta_kernels = {{delta_forward<float>, delta_backward<float>, delta_step<float>},
-                                    {delta_forward<double>, delta_backward<double>, delta_step<double>}};
+const DeltaKernels delta_kernels = {OF_TYPES(delta)};
+
+template <typename T>
+constexpr LowRankKernelsOf<T> low_rank = {low_rank_forward<T>, low_rank_backward<T>};
 
 extern const LowRankKernels low_rank_kernels;
-const LowRankKernels low_rank_kernels = {{low_rank_forward<float>, low_rank_backward<float>},
-                                         {low_rank_forward<double>, low_rank_backward<double>}};
+const LowRankKernels low_rank_kernels = {OF_TYPES(low_rank)};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

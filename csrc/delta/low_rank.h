@@ -99,11 +99,7 @@ void low_rank_pairs(const LowRankProblem& p, Index rows, const LowRankScratch<T>
     }
     unrolled<low_rank_dots>([&](auto i) TARNN_LAMBDA { store(at.dots + (low_rank_dots * m + i) * width<T>, x[i]); });
   }
-  for (Index i = 0; i < low_rank_dots * pairs; i += width<T>) {
-    Vec<T> x[width<T>];
-    unrolled<width<T>>([&](auto l) TARNN_LAMBDA { x[l] = load(at.dots + (i + l) * width<T>); });
-    store(at.dots + i, sums<T>(x));
-  }
+  for (Index i = 0; i < low_rank_dots * pairs; i += width<T>) store(at.dots + i, sums_at(at.dots + i * width<T>));
 }
 
 /// The tokens of a block; an odd last one gets a second that is nothing.

@@ -107,10 +107,8 @@ TARNN_INLINE void back_over_token(const LowRankProblem& p, Index t, Index j, con
   unrolled<N>([&](auto n) TARNN_LAMBDA { store(at.grad_v + t * at.lde + j + n * width<T>, dv[n]); });
   for (int which = 0; which < low_rank_gradients; ++which)
     for (Index i = 0; i < p.d; i += width<T>) {
-      Vec<T> x[width<T>];
-      unrolled<width<T>>([&](auto l) TARNN_LAMBDA { x[l] = load(at.lanes[which] + (i + l) * width<T>); });
       T* to = at.grads[which] + row + i;
-      store(to, load(to) + sums<T>(x));
+      store(to, load(to) + sums_at(at.lanes[which] + i * width<T>));
     }
 }
 

@@ -38,10 +38,7 @@ struct DeltaKernelsOf {
   void (*step)(const DeltaProblem&);
 };
 
-struct DeltaKernels {
-  DeltaKernelsOf<float> of_float;
-  DeltaKernelsOf<double> of_double;
-};
+struct DeltaKernels : OfTypes<DeltaKernelsOf> {};
 
 /// The delta rule of low rank: a and b in the place of β, heads that share nothing, and nothing normalised.
 struct LowRankProblem : DeltaProblem {
@@ -54,9 +51,6 @@ struct LowRankKernelsOf {
   void (*backward)(const LowRankProblem&);
 };
 
-struct LowRankKernels {
-  LowRankKernelsOf<float> of_float;
-  LowRankKernelsOf<double> of_double;
-};
+struct LowRankKernels : OfTypes<LowRankKernelsOf> {};
 
 }  // namespace tarnn

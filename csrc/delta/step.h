@@ -54,16 +54,6 @@ TARNN_INLINE void step_columns(Index d, Index e, const DeltaToken<T>& at, const 
     });
 }
 
-/// f(vectors, whether they are a part of one, first column) over e columns, the first two as constants.
-template <typename T, typename F>
-TARNN_INLINE void over_columns(Index e, F f) {
-  Index j = 0;
-  for (; e - j >= 4 * width<T>; j += 4 * width<T>) f(std::integral_constant<int, 4>(), std::false_type(), j);
-  for (; e - j >= 2 * width<T>; j += 2 * width<T>) f(std::integral_constant<int, 2>(), std::false_type(), j);
-  for (; e - j >= width<T>; j += width<T>) f(std::integral_constant<int, 1>(), std::false_type(), j);
-  if (j < e) f(std::integral_constant<int, 1>(), std::true_type(), j);
-}
-
 template <typename T>
 void step_head(const DeltaProblem& p, const DeltaHead& h, DeltaStepScratch<T>& at) {
   const Index ldd = padded<T>(p.d), lde = padded<T>(p.e), time = h.begin;

@@ -18,9 +18,6 @@ struct ElementwiseOf {
   void (*swiglu_backward)(Index n, const T* grad, const T* gate, const T* up, T* grad_gate, T* grad_up);
 };
 
-struct ElementwiseKernels {
-  ElementwiseOf<float> of_float;
-  ElementwiseOf<double> of_double;
-};
+struct ElementwiseKernels : OfTypes<ElementwiseOf> {};
 
 }  // namespace tarnn

@@ -3,25 +3,19 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/operators.h"
 #include "elementwise/elementwise.h"
-#include "torch.h"
 
 namespace {
 
 using tarnn::Index;
+using tarnn::kernels;
 using tarnn::Tensor;
-using tarnn::Type;
 
 constexpr Index block = 1 << 14;  // numbers: about what a thread does while another wakes
 
 // sums over rows are kept apart, each as long as a row: of fewer rows, or more of them, they would be as large as x
 constexpr Index most_parts = 64, least_rows = 16;
-
-template <typename F>
-void by_dtype(const Tensor& x, F f) {
-  const tarnn::ElementwiseKernels& kernels = *tarnn::kernels().elementwise;
-  x.scalar_type() == Type::float64 ? f(kernels.of_double, double()) : f(kernels.of_float, float());
-}
 
 template <typename T>
 const T* in(const Tensor& x) {
@@ -48,7 +42,7 @@ Index rows_a_block(Index n) { return std::max<Index>(1, block / std::max<Index>(
 
 void rms_norm(Tensor x, Tensor weight, double eps, Tensor y, Tensor scale) {
   const Index n = weight.numel(), rows = scale.numel();
-  by_dtype(x, [&](const auto& of, auto zero) {
+  by_dtype(x.scalar_type(), *kernels().elementwise, [&](const auto& of, auto zero) {
     using T = decltype(zero);
     in_blocks(rows, rows_a_block(n), [&](Index, Index first, Index count) {
       of.rms_norm(count, n, static_cast<T>(eps), in<T>(x) + first * n, in<T>(weight), out<T>(y) + first * n, out<T>(scale) + first);
@@ -59,7 +53,7 @@ void rms_norm(Tensor x, Tensor weight, double eps, Tensor y, Tensor scale) {
 void rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tensor grad_x, Tensor grad_weight) {
   const Index n = weight.numel(), rows = scale.numel();
   const Index each = std::max({rows_a_block(n), (rows + most_parts - 1) / most_parts, least_rows}), blocks = (rows + each - 1) / each;
-  by_dtype(x, [&](const auto& of, auto zero) {
+  by_dtype(x.scalar_type(), *kernels().elementwise, [&](const auto& of, auto zero) {
     using T = decltype(zero);
     std::vector<T> parts(blocks * n);  // of grad_weight, a block after the other
     in_blocks(rows, each, [&](Index i, Index first, Index count) {
@@ -76,7 +70,7 @@ void rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tenso
 }
 
 void swiglu(Tensor gate, Tensor up, Tensor y) {
-  by_dtype(gate, [&](const auto& of, auto zero) {
+  by_dtype(gate.scalar_type(), *kernels().elementwise, [&](const auto& of, auto zero) {
     using T = decltype(zero);
     in_blocks(gate.numel(), block, [&](Index, Index first, Index count) {
       of.swiglu(count, in<T>(gate) + first, in<T>(up) + first, out<T>(y) + first);
@@ -85,7 +79,7 @@ void swiglu(Tensor gate, Tensor up, Tensor y) {
 }
 
 void swiglu_backward(Tensor grad, Tensor gate, Tensor up, Tensor grad_gate, Tensor grad_up) {
-  by_dtype(gate, [&](const auto& of, auto zero) {
+  by_dtype(gate.scalar_type(), *kernels().elementwise, [&](const auto& of, auto zero) {
     using T = decltype(zero);
     in_blocks(gate.numel(), block, [&](Index, Index first, Index count) {
       of.swiglu_backward(count, in<T>(grad) + first, in<T>(gate) + first, in<T>(up) + first, out<T>(grad_gate) + first,

@@ -5,9 +5,11 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+template <typename T>
+constexpr HybridKernelsOf<T> hybrid = {hybrid_forward<T>, hybrid_backward<T>, hybrid_step<T>};
+
 extern const HybridKernels hybrid_kernels;
-const HybridKernels hybrid_kernels = {{hybrid_forward<float>, hybrid_backward<float>, hybrid_step<float>},
-                                      {hybrid_forward<double>, hybrid_backward<double>, hybrid_step<double>}};
+const HybridKernels hybrid_kernels = {OF_TYPES(hybrid)};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

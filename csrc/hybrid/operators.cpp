@@ -47,7 +47,7 @@ void hybrid_forward(HYBRID(PARAMETER) Tensor S, Tensor z, Tensor M, Tensor o, Te
   p.o = view(o), p.share = view(share), p.log_total = view(log_total), p.behind = view(behind), p.joined = view(joined);
   p.before = {data(S), data(z), data(M)};
   p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), M_out.mutable_data_ptr()};
-  by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of) { of.forward(p); });
+  by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of, auto) { of.forward(p); });
 }
 
 void hybrid_backward(HYBRID(PARAMETER) Maybe a_behind, Tensor o, Tensor log_total, Tensor grad_o, Tensor grad_q, Tensor grad_k,
@@ -58,7 +58,7 @@ void hybrid_backward(HYBRID(PARAMETER) Maybe a_behind, Tensor o, Tensor log_tota
   p.grad_k = view(grad_k), p.grad_v = view(grad_v);
   p.grad_sink_k = view(grad_sink_k), p.grad_sink_v = view(grad_sink_v);
   p.grad_phi_q = view(grad_phi_q), p.grad_phi_k = view(grad_phi_k);
-  by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of) { of.backward(p); });
+  by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of, auto) { of.backward(p); });
 }
 
 void hybrid_step(Tensor q, Tensor k, Tensor v, Maybe phi_q, Maybe a, Maybe phi_k, Maybe weight, Maybe decay, Tensor store_k,
@@ -84,7 +84,7 @@ void hybrid_step(Tensor q, Tensor k, Tensor v, Maybe phi_q, Maybe a, Maybe phi_k
   const Index work = p.b * p.g * (p.room * (p.d + p.e) * p.r + p.f * p.e);
   p.threads = work < worth_a_thread ? 1 : get_num_threads();
   p.run = run;
-  by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of) { of.step(p); });
+  by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of, auto) { of.step(p); });
 }
 
 }  // namespace

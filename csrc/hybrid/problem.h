@@ -53,9 +53,6 @@ struct HybridKernelsOf {
   void (*step)(const HybridStep&);
 };
 
-struct HybridKernels {
-  HybridKernelsOf<float> of_float;
-  HybridKernelsOf<double> of_double;
-};
+struct HybridKernels : OfTypes<HybridKernelsOf> {};
 
 }  // namespace tarnn

@@ -1,12 +1,55 @@
-// What the backward passes work with: scratch memory, the gradient of the pairs within a chunk, and R, the gradient of the
+// What the backward passes work with: scratch memory, the pairs within a chunk and their gradient, and R, the gradient of the
 // state.
 #pragma once
 
-#include "linear/causal.h"
 #include "linear/gradients.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
+
+// --- the pairs of a chunk of causal attention, P = (φ(Q) φ(K)ᵀ) ⊙ pair, lower triangle; `weights.h` has the factors
+
+/// P (rows × rows) for a decay with channels: key j, multiplied up position by position, meets query after query.
+template <typename T>
+void channel_pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P, T* key) {
+  for (Index i = 0; i < keys.rows; ++i) clear(P + i * n.ldc, n.ldc);
+  for (Index j = 0; j < keys.rows; ++j) {
+    for (Index x = 0; x < n.f; x += width<T>) store(key + x, load(keys.phi + j * n.ldf + x) * keys.weights.u[j]);
+    for (Index i = j; i < keys.rows; ++i) {
+      if (i > j) multiply(key, keys.weights.a + i * n.ldf, n.ldf, 1, n.f, key);
+      P[i * n.ldc + j] = dot(phi_q + i * n.ldf, key, n.f);
+    }
+  }
+}
+
+/// Zero above the diagonal, and times `pair`.
+template <typename T>
+void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
+  const Integers<T> lane = iota<T>();
+  const bool weigh = !keys.weights.plain && !keys.weights.channels;
+  for (Index i = 0; i < keys.rows; ++i)
+    for (Index j = 0; j < keys.rows; j += width<T>) {
+      T* at = P + i * n.ldc + j;
+      Vec<T> x = lane <= static_cast<int>(i - j) ? load(at) : Vec<T>{};
+      store(at, weigh && j <= i ? x * load(keys.weights.pair + i * n.ldc + j) : x);
+    }
+}
+
+/// φ(Q) φ(K)ᵀ, of which the lower triangle counts.
+template <typename T>
+void pair_products(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* to, Ahead* ahead) {
+  matmul<Part::lower_result>(keys.rows, keys.rows, n.f, {phi_q, n.ldf, 1}, keys.phi_t, n.ldc, to, n.ldc, false, ahead);
+}
+
+/// P, masked and weighted. (Where the decay has channels, φ(K)ᵀ is not formed, and its place is used for one key.)
+template <typename T>
+void pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P, Ahead* ahead) {
+  if (keys.weights.channels) return channel_pairs(keys, n, phi_q, P, keys.phi_t);
+  pair_products(keys, n, phi_q, P, ahead);
+  mask_pairs(keys, n, P);
+}
+
+// --- scratch memory
 
 /// What a sweep keeps from chunk to chunk, of one head in the bundle.
 template <typename T>
@@ -106,14 +149,6 @@ template <typename T>
 void weigh_pairs(const Keys<T>& keys, const Sizes<T>& n, T* A) {
   if (keys.weights.plain || keys.weights.channels) return;
   for (Index i = 0; i < keys.rows; ++i) multiply(A + i * n.ldc, keys.weights.pair + i * n.ldc, n.ldc, 1, i + 1, A + i * n.ldc);
-}
-
-/// factor ⊙ x for the factors `query` or `key` of a chunk.
-template <typename T>
-void weigh_rows(const Weights<T>& w, const T* factor, const Sizes<T>& n, Index rows, T* x) {
-  if (w.plain) return;
-  if (w.channels) multiply(x, factor, n.ldf, rows, n.f, x);
-  else scale_rows(x, n.ldf, rows, n.f, factor);
 }
 
 /// Asks for the queries that come next, with the gradients of their outputs.

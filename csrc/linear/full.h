@@ -57,16 +57,6 @@ inline void find_last(const Problem& p, Index* last_slot) {
     if (p.keys.at[i].last) last_slot[place(p, p.keys.at[i])] = p.keys.at[i].slot;
 }
 
-/// A state, Sᵀ of head i or R of head i is what products read from now on.
-template <typename T>
-void state_is_read(const Sizes<T>&, State<T>&) {}
-template <typename T>
-void state_is_read(const Sizes<T>&, Index, BackwardScratch<T>&) {}
-template <typename T>
-void gradient_is_read(const Sizes<T>& n, Index i, FullKeyScratch<T>& at) {
-  transpose(at.heads[i].R.S, n.ldf, n.e, n.f, at.R[i].S, n.lde);
-}
-
 /// A chunk of a query head. i: of its keys, in the bundle.
 template <typename T>
 void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index r, Index time, FullScratch<T>& at) {
@@ -85,24 +75,23 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   at.ahead.clear();
   at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
   at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
-  scaled_product(rows, n.e, n.f, Left<T>{at.q, n.ldf, 1}, state.S, n.lde, at.factor, o, direct ? n.e : n.lde, &at.ahead);
+  product(rows, n.e, n.f, Left<T>{at.q, n.ldf, 1}, state.S, n.lde, Scaled<T>{o, direct ? n.e : n.lde, at.factor}, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
 }
 
-template <typename T, typename At = FullScratch<T>, typename KeyAt = KeyScratch<T>>
+template <typename T>
 void full_forward(const Problem& p) {
   const Sizes<T> n(p);
   Owned<T> slots(p.keys.slots * n.state());
   Owned<Index> last_slot(p.keys.count);
   find_last(p, last_slot.get());
-  states_behind<T, KeyAt>(p, n, p.keys, slots.get());
+  states_behind(p, n, p.keys, slots.get());
   const Bundles bundles(p, p.queries, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<At>(p, bundles.count(), [&](Index task, At& at) {
+  parallel_with<FullScratch<T>>(p, bundles.count(), [&](Index task, FullScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       read_state<T>(whole_state(p, n, slots.get(), last_slot.get(), bundle[i]), n, at.states[i]);
       if (bundle[i].first) put_state<T>(p, n, bundle[i], at.states[i], p.after);
-      state_is_read(n, at.states[i]);
     }
     for (Index r = 0; r < p.r; ++r)
       for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
@@ -183,7 +172,7 @@ void sum_gradients(const Problem& p, const Sizes<T>& n, T* own, Index* first_of)
   }, n);
 }
 
-template <typename T, typename At = BackwardScratch<T>, typename KeyAt = FullKeyScratch<T>>
+template <typename T>
 void full_backward(const Problem& p) {
   const Sizes<T> n(p);
   const Index block = Transposed<T>::block(n);
@@ -191,12 +180,11 @@ void full_backward(const Problem& p) {
   Owned<Index> first_of(p.keys.count);
   OmegaGradients<T> of_queries(p, n, p.queries), of_keys(p, n, p.keys);
   const Bundles queries(p, p.queries, bytes_of_head(n)), keys(p, p.keys, bytes_of_head(n));
-  parallel_with<At>(p, queries.count(), [&](Index task, At& at) {
+  parallel_with<BackwardScratch<T>>(p, queries.count(), [&](Index task, BackwardScratch<T>& at) {
     const Bundle& bundle = queries[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       get_state(p, n, bundle[i], p.after, at.square);
       at.heads[i].S->from(at.square, n);
-      state_is_read(n, i, at);
       at.heads[i].R.clear(n);
       *at.heads[i].M = at.square.M;
       at.heads[i].grad_omega = of_queries.at(bundle[i]);
@@ -208,12 +196,12 @@ void full_backward(const Problem& p) {
       at.heads[i].R.copy_to(Transposed<T>(own.get() + (&bundle[i] - p.queries.at) * block, n), n);
   }, p, n, queries.heads());
   sum_gradients(p, n, own.get(), first_of.get());
-  parallel_with<KeyAt>(p, keys.count(), [&](Index task, KeyAt& at) {
+  parallel_with<FullKeyScratch<T>>(p, keys.count(), [&](Index task, FullKeyScratch<T>& at) {
     const Bundle& bundle = keys[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       const Head<T>& head = at.heads[i];
       Transposed<T>(own.get() + first_of.get()[place(p, bundle[i])] * block, n).copy_to(head.R, n);
-      gradient_is_read(n, i, at);
+      transpose(head.R.S, n.ldf, n.e, n.f, at.R[i].S, n.lde);
       *at.heads[i].M = static_cast<const T*>(p.after.M)[place(p, bundle[i])];
       at.heads[i].grad_omega = of_keys.at(bundle[i]);
     }

@@ -17,9 +17,11 @@ void backward(const Problem& p) {
   p.causal ? causal_backward<T>(p) : full_backward<T>(p);
 }
 
+template <typename T>
+constexpr LinearKernelsOf<T> linear = {forward<T>, backward<T>, step<T>};
+
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {{forward<float>, backward<float>, step<float>},
-                                      {forward<double>, backward<double>, step<double>}};
+const LinearKernels linear_kernels = {OF_TYPES(linear)};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -70,12 +70,11 @@ Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   return keys;
 }
 
-/// Whether products may read rows of x where they lie: whole vectors of the wide type, without gaps. (Rows far apart would
-/// fall on the same few sets of the cache.)
+/// Whether products may read rows of x where they lie: as a pass may, and without gaps. (Rows far apart would fall on the same
+/// few sets of the cache.)
 template <typename T>
 bool lies_well(const View& x, Index n) {
-  const Type type = sizeof(T) == 4 ? Type::float32 : Type::float64;
-  return x.type == type && x.stride[3] == 1 && x.stride[2] == n && n % width<T> == 0;
+  return passes_directly<T>(x, n) && x.stride[2] == n;
 }
 
 /// Zeros in those rows of a tile that belong to masked keys, whatever stood there: a product with NaN is NaN.
@@ -150,6 +149,12 @@ void load_plain_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   load_values(p, n, s, time, rows, keys);
 }
 
+/// factor ⊙ x, for the factors `query` or `key` of a chunk; `to` may be x.
+template <typename T>
+void weigh_rows(const Weights<T>& w, const T* factor, const Sizes<T>& n, Index rows, const T* x, T* to) {
+  w.channels ? multiply(x, factor, n.ldf, rows, n.f, to) : scaled_rows(x, n.ldf, rows, n.f, factor, to);
+}
+
 /// Features of keys time … time + rows − 1 and their weights, M being the maximum before them.
 template <typename T>
 void load_key_features(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
@@ -159,14 +164,7 @@ void load_key_features(const Problem& p, const Sizes<T>& n, const Stretch& s, In
   if (keys.weights.none) return;
   if (keys.weights.within) scale_rows(keys.phi, n.ldf, rows, n.f, keys.weights.u);
   keys.weighted = keys.weights.plain ? keys.phi : keys.room;
-  if (keys.weights.plain) return;
-  if (keys.weights.channels) {
-    multiply(keys.phi, keys.weights.key, n.ldf, rows, n.f, keys.weighted);
-  } else {
-    for (Index i = 0; i < rows; ++i)
-      for (Index j = 0; j < n.f; j += width<T>)
-        store(keys.weighted + i * n.ldf + j, load(keys.phi + i * n.ldf + j) * keys.weights.key[i]);
-  }
+  if (!keys.weights.plain) weigh_rows(keys.weights, keys.weights.key, n, rows, keys.phi, keys.weighted);
 }
 
 /// The same, and their values.
@@ -180,14 +178,8 @@ void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
 /// query ⊙ φ(Q), in `to`, or φ(Q) itself where all factors are 1.
 template <typename T>
 const T* weighted_queries(const Keys<T>& keys, const Sizes<T>& n, const T* phi, Index rows, T* to) {
-  const Weights<T>& w = keys.weights;
-  if (w.plain) return phi;
-  if (w.channels) {
-    multiply(phi, w.query, n.ldf, rows, n.f, to);
-  } else {
-    for (Index i = 0; i < rows; ++i)
-      for (Index j = 0; j < n.f; j += width<T>) store(to + i * n.ldf + j, load(phi + i * n.ldf + j) * w.query[i]);
-  }
+  if (keys.weights.plain) return phi;
+  weigh_rows(keys.weights, keys.weights.query, n, rows, phi, to);
   return to;
 }
 
@@ -209,6 +201,12 @@ TARNN_INLINE T output_factor(const Of& p, T den, T M, T scale) {
   if (p.normalize) return den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
   if (!p.weighted) return T(1);
   return den == 0 && p.map == Map::exp ? T(0) : exp_one<T>(M + scale) * (T(1) + rounded_off(M, scale));
+}
+
+template <typename T>
+void store_denominators(const Problem& p, Index row, Index head, Index time, Index rows, const T* den) {
+  if (!p.den) return;
+  std::memcpy(static_cast<T*>(p.den.data) + offset(p.den, row, head, time), den, static_cast<std::size_t>(rows) * sizeof(T));
 }
 
 }  // namespace TARNN_ISA

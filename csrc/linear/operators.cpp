@@ -108,7 +108,7 @@ void forward(CALL(PARAMETER) Tensor o, Maybe den, Maybe S_out, Maybe z_out, Mayb
   c.problem.after = {data(S_out), data(z_out), data(M_out)};
   c.problem.kept = view(kept);
   if (kept) in_large_pages(*kept);
-  by_dtype(q.scalar_type(), *kernels().linear, [&](auto& of) { of.forward(c.problem); });
+  by_dtype(q.scalar_type(), *kernels().linear, [&](auto& of, auto) { of.forward(c.problem); });
 }
 
 void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Maybe S_behind, Maybe z_behind, Maybe M_behind,
@@ -133,7 +133,7 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, M
   p.grad_omega = view(grad_omega);
   p.grad_bias = view(grad_bias);
   p.grad_before = {data(grad_S_before), data(grad_z_before), nullptr};
-  by_dtype(q.scalar_type(), *kernels().linear, [&](auto& of) { of.backward(p); });
+  by_dtype(q.scalar_type(), *kernels().linear, [&](auto& of, auto) { of.backward(p); });
 }
 
 void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Tensor S, Tensor z, Maybe M, Maybe omega,
@@ -164,7 +164,7 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
   p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), data(M_out)};
   p.run = run;
   p.threads = get_num_threads();
-  by_dtype(q.scalar_type(), *kernels().linear, [&](auto& of) { of.step(p); });
+  by_dtype(q.scalar_type(), *kernels().linear, [&](auto& of, auto) { of.step(p); });
 }
 
 }  // namespace

@@ -90,9 +90,6 @@ struct LinearKernelsOf {
   void (*step)(const Step&);
 };
 
-struct LinearKernels {
-  LinearKernelsOf<float> of_float;
-  LinearKernelsOf<double> of_double;
-};
+struct LinearKernels : OfTypes<LinearKernelsOf> {};
 
 }  // namespace tarnn

@@ -46,7 +46,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   } else {
     matmul(rows, n.f, n.e, {q.G, n.lde, 1}, S.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
     add_outer(q.grad_phi, q.G_z, S.z, n.ldf, rows, n.f);
-    weigh_rows(keys.weights, keys.weights.query, n, rows, q.grad_phi);
+    if (!keys.weights.plain) weigh_rows(keys.weights, keys.weights.query, n, rows, q.grad_phi, q.grad_phi);
   }
   if (p.grad_log_decay) add_read_flow(n, p.channels, rows, q, at.read);
   if (p.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
@@ -140,7 +140,7 @@ void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, In
   } else {
     for (Index j = 0; j < rows; ++j) std::memcpy(at.grad_phi + j * n.ldf, R.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
     matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
-    weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
+    if (!keys.weights.plain) weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi, at.grad_phi);
     matmul(n.e, rows, n.f, {R.S, n.ldf, 1}, keys.weights.plain ? keys.phi_t : at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false,
            &at.ahead);
     transpose(at.grad_v_t, n.ldc, n.e, rows, at.grad_v, n.lde);

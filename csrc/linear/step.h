@@ -79,12 +79,9 @@ void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, St
     T q_scale[1] = {0};
     if (nobody) clear(at.q, ldf);
     else features_of(p, projected, p.q, b, g * p.r + r, g, at.x, at.q, q_scale);
-    if (r == 1) {  // the state is new by now, and the other heads only read it
-      S_before = S;
-      for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;
-    }
     const T den = dot(at.q, at.z, p.f);
-    update_state(p.f, p.e, at.keep, at.k, at.v, at.q, S_before, S, at.o);
+    if (r == 0) update_state(p.f, p.e, at.keep, at.k, at.v, at.q, S_before, S, at.o);
+    else read_columns(p.f, p.e, S, at.q, at.o);
     if (nobody) return;
     const T factor = output_factor(p, den, finite(M_out), p.map == Map::exp ? q_scale[0] : T(0));
     scale_rows(at.o, lde, 1, p.e, &factor);

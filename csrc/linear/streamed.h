@@ -6,7 +6,7 @@
 // bits of its steps, however it is divided into blocks and calls.
 #pragma once
 
-#include "linear/causal.h"
+#include "linear/stretches.h"
 #include "linear/pass.h"
 
 namespace tarnn {
@@ -34,13 +34,6 @@ Block<T> take_block(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   block.M = scratch.take<T>(n.ldc);
   block.decay = p.channels ? Keep::row : p.log_decay || p.weighted ? Keep::token : Keep::all;
   return block;
-}
-
-/// Whether rows are whole vectors of the wide type, which a pass reads and writes where they lie.
-template <typename T>
-bool passes_directly(const View& x, Index n) {
-  const Type type = sizeof(T) == 4 ? Type::float32 : Type::float64;
-  return x.type == type && x.stride[3] == 1 && n % width<T> == 0;
 }
 
 /// keep of each token, and `enter`, with which its features are multiplied; M becomes that behind the block.

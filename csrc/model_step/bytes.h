@@ -91,10 +91,8 @@ struct PairsOfBytes {
   static TARNN_INLINE Integers<float> pairs(Shorts a, Shorts b) {
 #if defined(__AVX512BW__)
     return bit_cast<Integers<float>>(_mm512_madd_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
-#elif defined(__AVX2__)
-    return bit_cast<Integers<float>>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
 #else
-    return bit_cast<Integers<float>>(_mm_madd_epi16(bit_cast<__m128i>(a), bit_cast<__m128i>(b)));
+    return bit_cast<Integers<float>>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
 #endif
   }
 };

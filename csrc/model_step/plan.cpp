@@ -3,10 +3,7 @@
 
 #include <algorithm>
 
-#include "model_step/delta_plan.h"
-#include "model_step/filters_plan.h"
-#include "model_step/rwkv7_plan.h"
-#include "model_step/ssd_plan.h"
+#include "model_step/layer_plans.h"
 
 namespace tarnn {
 namespace {

@@ -5,11 +5,11 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+template <typename T>
+constexpr ScanKernelsOf<T> scan = {diagonal_forward<T>, diagonal_backward<T>, selective_forward<T>, selective_backward<T>};
+
 extern const ScanKernels scan_kernels;
-const ScanKernels scan_kernels = {
-    {diagonal_forward<float>, diagonal_backward<float>, selective_forward<float>, selective_backward<float>},
-    {diagonal_forward<double>, diagonal_backward<double>, selective_forward<double>, selective_backward<double>},
-};
+const ScanKernels scan_kernels = {OF_TYPES(scan)};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -37,7 +37,7 @@ void diagonal_scan(SCAN(PARAMETER) Tensor log_decay, Tensor o, Maybe behind, May
   p.log_decay = view(log_decay), p.o = view(o);
   p.behind = data(behind), p.kept = data(kept);
   in_large_pages(o);
-  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.diagonal(p); });
+  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of, auto) { of.diagonal(p); });
 }
 
 void diagonal_scan_backward(SCAN(PARAMETER) Tensor log_decay, Tensor kept, Tensor grad_o, Maybe grad_behind, Tensor grad_x,
@@ -48,7 +48,7 @@ void diagonal_scan_backward(SCAN(PARAMETER) Tensor log_decay, Tensor kept, Tenso
   p.grad_o = view(grad_o), p.grad_behind = data(grad_behind);
   p.grad_x = view(grad_x), p.grad_log_decay = view(grad_log_decay), p.grad_before = data(grad_before);
   for (const Tensor* gradient : {&grad_x, &grad_log_decay}) in_large_pages(*gradient);
-  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.diagonal_backward(p); });
+  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of, auto) { of.diagonal_backward(p); });
 }
 
 #define SELECTIVE(X) X(Tensor, dt) X(Tensor, A) X(Tensor, B) X(Tensor, C) X(Maybe, D)
@@ -69,7 +69,7 @@ void selective_scan(SCAN(PARAMETER) SELECTIVE(PARAMETER) Tensor o, Maybe behind,
   fill(p, {SCAN(NAME)}, {SELECTIVE(NAME)});
   p.o = view(o), p.behind = data(behind), p.kept = data(kept);
   in_large_pages(o);
-  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.selective(p); });
+  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of, auto) { of.selective(p); });
 }
 
 void selective_scan_backward(SCAN(PARAMETER) SELECTIVE(PARAMETER) Tensor kept, Tensor grad_o, Maybe grad_behind, Tensor grad_x, Tensor grad_dt,
@@ -81,7 +81,7 @@ void selective_scan_backward(SCAN(PARAMETER) SELECTIVE(PARAMETER) Tensor kept, T
   p.grad_A = data(grad_A), p.grad_B = data(grad_B), p.grad_C = data(grad_C), p.grad_D = data(grad_D);
   p.grad_before = data(grad_before), p.parts = data(parts), p.bundles = bundles;
   for (const Tensor* gradient : {&grad_x, &grad_dt}) in_large_pages(*gradient);
-  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.selective_backward(p); });
+  by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of, auto) { of.selective_backward(p); });
 }
 
 }  // namespace

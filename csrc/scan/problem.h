@@ -40,6 +40,7 @@ struct SelectiveScan : ScanProblem {
 /// Channels that lie together in memory and that a task computes together.
 constexpr Index bundle = 64;
 
+template <typename>
 struct ScanKernelsOf {
   void (*diagonal)(const DiagonalScan&);
   void (*diagonal_backward)(const DiagonalScan&);
@@ -47,8 +48,6 @@ struct ScanKernelsOf {
   void (*selective_backward)(const SelectiveScan&);
 };
 
-struct ScanKernels {
-  ScanKernelsOf of_float, of_double;
-};
+struct ScanKernels : OfTypes<ScanKernelsOf> {};
 
 }  // namespace tarnn

@@ -13,16 +13,8 @@ namespace TARNN_ISA {
 /// by the end of the chunk. There are about as many opportunities as in the chunk before.
 class Ahead {
  public:
-#ifdef TARNN_COUNT_LINES
-  static inline Index wanted = 0, dropped = 0;  // for whoever tunes: what no opportunity was left for
-  ~Ahead() { clear(); }
-#endif
-
   /// A new chunk begins: what has not been asked for by now is dropped.
   void clear() {
-#ifdef TARNN_COUNT_LINES
-    while (line_ < end_) ++dropped, one();
-#endif
     from_ = to_ = 0, line_ = end_ = nullptr;
     expected_ = opportunities_, opportunities_ = 0;
     lines_ = pace_ = due_ = 0;
@@ -41,9 +33,6 @@ class Ahead {
     lines_ += region.rows * ((region.bytes + 63) / 64);
     pace_ = expected_ ? lines_ * (whole_line + whole_line / 8) / expected_ + 1 : whole_line;
     if (!line_) next();
-#ifdef TARNN_COUNT_LINES
-    wanted += region.rows * ((region.bytes + 63) / 64);
-#endif
   }
 
   /// An opportunity: asks for the lines that are due.

@@ -11,7 +11,7 @@
 
 #include <immintrin.h>
 
-#include "simd/ahead.h"
+#include "simd/matmul.h"
 #include "simd/tiles.h"
 
 namespace tarnn {
@@ -171,18 +171,17 @@ TARNN_INLINE void accumulate_triangle(LeftWords a, const Word* b, Index ldb, Vec
 template <int N>
 constexpr int word_rows = N >= 3 ? 4 : 8;
 
-/// f(j, N) for each panel of columns: N vectors from column j on, N a constant.
+/// f(i, j, R, N, sums) for each tile of m × n: R rows from row i on of N vectors from column j on, and zeros to add to.
 template <typename F>
-TARNN_INLINE void over_panels(Index n, F f) {
-  Index vectors = whole<float>(n) / 16;
-  for (Index j = 0, wide; vectors > 0; j += wide * 16, vectors -= wide) {
-    const Index panels = (vectors + 3) / 4;
-    wide = (vectors + panels - 1) / panels;
-    if (wide == 1) f(j, std::integral_constant<int, 1>());
-    if (wide == 2) f(j, std::integral_constant<int, 2>());
-    if (wide == 3) f(j, std::integral_constant<int, 3>());
-    if (wide == 4) f(j, std::integral_constant<int, 4>());
-  }
+TARNN_INLINE void over_word_tiles(Index m, Index n, F f) {
+  over_panels<float, 4>(n, [&](Index j, auto N) TARNN_LAMBDA {
+    constexpr std::integral_constant<int, word_rows<N>> R;
+    for (Index i = 0; i < m; i += R) {
+      Vec<float> sums[R * N];
+      unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<float>{}; });
+      f(i, j, R, N, sums);
+    }
+  });
 }
 
 /// What is known to be zero in A, of which k counts words: nothing, A[i][k] for 2k > i + 1, or for 2k + 1 < i.
@@ -191,16 +190,11 @@ enum class Zeros { none, above, below };
 /// done(i, j, R, N, sums) for each tile of A·B, from row i and column j on. Rows of A up to whole tiles are read, 16 rows at most.
 template <Zeros zeros = Zeros::none, typename Done>
 TARNN_INLINE void product(Index m, Index n, Index k, LeftWords a, const Word* b, Index ldb, Ahead& ahead, Done done) {
-  over_panels(n, [&](Index j, auto N) TARNN_LAMBDA {
-    constexpr int R = word_rows<N>;
-    for (Index i = 0; i < m; i += R) {
-      const Index from = zeros == Zeros::below ? i / 2 : 0;
-      const Index to = zeros == Zeros::above && (i + R) / 2 < k ? (i + R) / 2 : k;
-      Vec<float> sums[R * N];
-      unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<float>{}; });
-      accumulate<R, N>(to - from, {a.at + i * a.row + from * a.column, a.row, a.column}, b + from * ldb + j, ldb, sums, ahead);
-      done(i, j, std::integral_constant<int, R>(), N, sums);
-    }
+  over_word_tiles(m, n, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+    const Index from = zeros == Zeros::below ? i / 2 : 0;
+    const Index to = zeros == Zeros::above && (i + R) / 2 < k ? (i + R) / 2 : k;
+    accumulate<R, N>(to - from, {a.at + i * a.row + from * a.column, a.row, a.column}, b + from * ldb + j, ldb, sums, ahead);
+    done(i, j, R, N, sums);
   });
 }
 
@@ -213,6 +207,14 @@ TARNN_INLINE void add_tile(const float* at, Index ld, bool plain, float factor, 
       const Vec<float> before = load(at + r * ld + x * 16);
       sums[r * N + x] += plain ? before : before * factor;
     });
+  });
+}
+
+/// Each row times its factor.
+template <int R, int N>
+TARNN_INLINE void scale_tile(const float* factor, Vec<float> (&sums)[R * N]) {
+  unrolled<R>([&](auto r) TARNN_LAMBDA {
+    unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= factor[r]; });
   });
 }
 

@@ -46,106 +46,109 @@ TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (
   lines.passed(k);
 }
 
-/// One tile of C: R rows, N vectors.
-template <typename T, int R, int N>
-TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
+/// One tile of A·B, R rows of N vectors from row i and column j of the result on. a and b begin where the tile's terms do.
+template <typename T, int R, int N, typename Done>
+void tile(Index i, Index j, Index k, Left<T> a, const T* b, Index ldb, const Done& done, Ahead* ahead) {
   Vec<T> sums[R * N];
   unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<T>{}; });
   accumulate<T, R, N>(k, a, b, ldb, sums, ahead);
-  unrolled<R>([&](auto i) TARNN_LAMBDA {
-    T* row = c + i * ldc;
-    unrolled<N>([&](auto j) TARNN_LAMBDA {
-      const Vec<T> sum = sums[i * N + j];
-      store(row + j * width<T>, add ? load(row + j * width<T>) + sum : sum);
+  unrolled<R>([&](auto r) TARNN_LAMBDA {
+    unrolled<N>([&](auto x) TARNN_LAMBDA { done(i + r, j + x * width<T>, sums[r * N + x]); });
+  });
+}
+
+/// f(n as a constant), n from 1 to `most`.
+template <int most, typename F>
+TARNN_INLINE void with_constant(Index n, F f) {
+  if constexpr (most > 1)
+    if (n < most) return with_constant<most - 1>(n, f);
+  f(std::integral_constant<int, most>());
+}
+
+/// f(j, N) for n columns in panels of `most` vectors at most, as even as they come: N vectors from column j on, N a constant.
+template <typename T, int most, typename F>
+TARNN_INLINE void over_panels(Index n, F f) {
+  Index vectors = whole<T>(n) / width<T>;
+  for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
+    const Index panels = (vectors + most - 1) / most;
+    wide = (vectors + panels - 1) / panels;
+    with_constant<most>(wide, [&](auto N) TARNN_LAMBDA { f(j, N); });
+  }
+}
+
+/// f(i, j, rows, N) for the tiles of m × n: `rows` rows, tile_rows(N) at most, from row i on, of N vectors from column j on.
+template <typename T, typename F>
+TARNN_INLINE void over_tiles(Index m, Index n, F f) {
+  over_panels<T, tile_vectors>(n, [&](Index j, auto N) TARNN_LAMBDA {
+    Index left = (m + tile_rows(N) - 1) / tile_rows(N);  // tiles to go; as even as they come: 32 rows are 6 + 6 + 5 + 5 + 5 + 5
+    for (Index i = 0, rows; i < m; i += rows, --left) {
+      rows = (m - i + left - 1) / left;
+      f(i, j, rows, N);
+    }
+  });
+}
+
+/// done(i, j, sum) for each vector of A·B: its row and its first column. `Done` is a type with a name, so that there is one
+/// function for each size of tile, whoever calls it.
+template <Part part = Part::all, typename T, typename Done>
+void product(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, const Done& done, Ahead* ahead) {
+  over_tiles<T>(m, n, [&](Index i, Index j, Index rows, auto N) TARNN_LAMBDA {
+    const Index from = part == Part::upper_left ? i : 0;
+    const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
+    const Left<T> left = {a.at + i * a.row + from * a.column, a.row, a.column};
+    with_constant<tile_rows(N)>(rows, [&](auto R) TARNN_LAMBDA {
+      tile<T, R, N>(i, j, to - from, left, b + from * ldb + j, ldb, done, ahead);
     });
   });
 }
 
-template <typename T, int N, int R = tile_rows(N)>
-void tile_of(int rows, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
-  if (rows == R) return tile<T, R, N>(k, a, b, ldb, c, ldc, add, ahead);
-  if constexpr (R > 1) tile_of<T, N, R - 1>(rows, k, a, b, ldb, c, ldc, add, ahead);
-}
+// --- C = A·B or C += A·B
 
-/// N vectors' worth of columns, from column j on.
-template <Part part, int N, typename T>
-void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
-  Index left = (m + tile_rows(N) - 1) / tile_rows(N);  // tiles to go; as even as they come: 32 rows are 6 + 6 + 5 + 5 + 5 + 5
-  for (Index i = 0, rows; i < m; i += rows, --left) {
-    rows = (m - i + left - 1) / left;
-    const Index from = part == Part::upper_left ? i : 0;
-    const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
-    tile_of<T, N>(static_cast<int>(rows), to - from, {a.at + i * a.row + from * a.column, a.row, a.column},
-                  b + from * ldb + j, ldb, c + i * ldc + j, ldc, add, ahead);
+template <typename T>
+struct Stored {
+  T* c;
+  Index ldc;
+  bool add;
+  TARNN_INLINE void operator()(Index i, Index j, Vec<T> sum) const {
+    T* at = c + i * ldc + j;
+    store(at, add ? load(at) + sum : sum);
   }
-}
+};
 
 constexpr Index triangle_rows = 16;
 
-template <Part part, typename T>
-void panels(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
-  Index vectors = whole<T>(n) / width<T>;
-  for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
-    const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
-    wide = (vectors + panels - 1) / panels;
-    if (wide == 1) columns<part, 1>(j, m, k, a, b, ldb, c, ldc, add, ahead);
-    if (wide == 2) columns<part, 2>(j, m, k, a, b, ldb, c, ldc, add, ahead);
-    if constexpr (tile_vectors > 2) {
-      if (wide == 3) columns<part, 3>(j, m, k, a, b, ldb, c, ldc, add, ahead);
-      if (wide == 4) columns<part, 4>(j, m, k, a, b, ldb, c, ldc, add, ahead);
-    }
-  }
-}
-
 template <Part part = Part::all, typename T>
 void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead = nullptr) {
-  if constexpr (part != Part::lower_result) return panels<part>(m, n, k, a, b, ldb, c, ldc, add, ahead);
+  if constexpr (part != Part::lower_result) return product<part>(m, n, k, a, b, ldb, Stored<T>{c, ldc, add}, ahead);
   for (Index i = 0; i < m; i += triangle_rows) {
     const Index rows = m - i < triangle_rows ? m - i : triangle_rows;
-    panels<Part::all>(rows, n < i + rows ? n : i + rows, k, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, add,
-                      ahead);
+    product(rows, n < i + rows ? n : i + rows, k, {a.at + i * a.row, a.row, a.column}, b, ldb, Stored<T>{c + i * ldc, ldc, add}, ahead);
   }
 }
 
-// --- a product and a factor per row: C = diag(factor) A·B
-
-template <typename T, int N, int R = tile_rows(N)>
-void scaled_tile(int rows, Index k, Left<T> a, const T* b, Index ldb, const T* factor, T* c, Index ldc, Ahead* ahead) {
-  if (rows == R) {
-    Vec<T> sums[R * N];
-    unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
-    accumulate<T, R, N>(k, a, b, ldb, sums, ahead);
-    unrolled<R>([&](auto i) TARNN_LAMBDA {
-      unrolled<N>([&](auto j) TARNN_LAMBDA { store(c + i * ldc + j * width<T>, sums[i * N + j] * factor[i]); });
-    });
-    return;
-  }
-  if constexpr (R > 1) scaled_tile<T, N, R - 1>(rows, k, a, b, ldb, factor, c, ldc, ahead);
-}
-
-template <int N, typename T>
-void scaled_columns(Index m, Index k, Left<T> a, const T* b, Index ldb, const T* factor, T* c, Index ldc, Ahead* ahead) {
-  Index left = (m + tile_rows(N) - 1) / tile_rows(N);
-  for (Index i = 0, rows; i < m; i += rows, --left) {
-    rows = (m - i + left - 1) / left;
-    scaled_tile<T, N>(static_cast<int>(rows), k, {a.at + i * a.row, a.row, a.column}, b, ldb, factor + i, c + i * ldc, ldc, ahead);
-  }
-}
+// --- C = diag(factor) A·B
 
 template <typename T>
-void scaled_product(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, const T* factor, T* c, Index ldc, Ahead* ahead) {
-  Index vectors = whole<T>(n) / width<T>;
-  for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
-    const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
-    wide = (vectors + panels - 1) / panels;
-    if (wide == 1) scaled_columns<1>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
-    if (wide == 2) scaled_columns<2>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
-    if constexpr (tile_vectors > 2) {
-      if (wide == 3) scaled_columns<3>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
-      if (wide == 4) scaled_columns<4>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
-    }
+struct Scaled {
+  T* c;
+  Index ldc;
+  const T* factor;
+  TARNN_INLINE void operator()(Index i, Index j, Vec<T> sum) const { store(c + i * ldc + j, sum * factor[i]); }
+};
+
+// --- C = diag(factor) from + A·B; from and C, whose rows are as far apart, may be the same
+
+template <typename T>
+struct Decayed {
+  const T* from;
+  T* c;
+  Index ldc;
+  const T* factor;
+  TARNN_INLINE void operator()(Index i, Index j, Vec<T> sum) const {
+    const Index at = i * ldc + j;
+    store(c + at, load(from + at) * factor[i] + sum);
   }
-}
+};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -207,11 +207,16 @@ TARNN_INLINE void clear(T* x, Index n) {
   std::fill_n(x, n, T(0));
 }
 
-/// x_i ← factor_i · x_i, row by row; the factors of a row are one number …
+/// y_i = factor_i · x_i, row by row; y may be x. The factors of a row are one number …
+template <typename T>
+void scaled_rows(const T* x, Index ld, Index rows, Index n, const T* factor, T* y) {
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < n; j += width<T>) store(y + i * ld + j, load(x + i * ld + j) * factor[i]);
+}
+
 template <typename T>
 void scale_rows(T* x, Index ld, Index rows, Index n, const T* factor) {
-  for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < n; j += width<T>) store(x + i * ld + j, load(x + i * ld + j) * factor[i]);
+  scaled_rows(x, ld, rows, n, factor, x);
 }
 
 /// … or the same vector for all …
@@ -288,6 +293,12 @@ TARNN_INLINE Vec<T> dot_lanes(const T* x, const T* y, Index n) {
 template <typename T>
 TARNN_INLINE T dot(const T* x, const T* y, Index n) {
   return sum<T>(dot_lanes(x, y, n));
+}
+
+/// Whether rows are whole vectors of the wide type, which a pass reads and writes where they lie.
+template <typename T>
+bool passes_directly(const View& x, Index n) {
+  return x.type == (sizeof(T) == 4 ? Type::float32 : Type::float64) && x.stride[3] == 1 && n % width<T> == 0;
 }
 
 }  // namespace TARNN_ISA

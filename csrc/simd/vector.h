@@ -1,6 +1,6 @@
 // Portable vectors: as many lanes as the instruction set that this file is compiled for has, by the compiler's own
-// vector types (GCC, Clang). Loads and stores take any address. One text for AVX-512, AVX2, NEON, SSE2, without intrinsics
-// but for `widened`.
+// vector types (GCC, Clang). Loads and stores take any address. One text for AVX-512, AVX2 and NEON, without intrinsics but
+// for `widened`.
 #pragma once
 
 #include <cstdint>
@@ -173,6 +173,14 @@ TARNN_INLINE Vec<T> sums(const Vec<T> (&x)[n]) {
   }
 }
 
+/// The sums of width<T> vectors that lie one after the other.
+template <typename T>
+TARNN_INLINE Vec<T> sums_at(const T* lanes) {
+  Vec<T> x[width<T>];
+  unrolled<width<T>>([&](auto l) TARNN_LAMBDA { x[l] = load(lanes + l * width<T>); });
+  return sums<T>(x);
+}
+
 template <typename T>
 TARNN_INLINE T largest(Vec<T> x) {
   return across<T>(x, [](Vec<T> a, Vec<T> b) TARNN_LAMBDA { return a > b ? a : b; });
@@ -188,12 +196,7 @@ TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
   const float magic = 12582912.f + 127;  // 1.5·2²³: adding it rounds to an integer, in the lowest bits, with an exponent's bias
   Vec<float> shifted = x * 1.44269504088896341f + magic;
   Vec<float> n = shifted - magic;
-#if defined(__FMA__) || defined(__aarch64__)
-  Vec<float> r = x - n * 0.693147181f;  // n·ln 2 is not rounded
-#else
-  Vec<float> r = x - n * 0.693359375f;  // ln 2 in two parts, of which the first has few bits
-  r = r + n * 2.12194440e-4f;
-#endif
+  Vec<float> r = x - n * 0.693147181f;  // n·ln 2 is not rounded: every processor here has fused multiply–adds
   Vec<float> p = r * 0.00829027188f + 0.0418981597f;
   p = p * r + 0.166676381f;
   p = p * r + 0.499991478f;

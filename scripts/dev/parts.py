@@ -41,11 +41,7 @@ FULL = {
     "heads": 8,
     "seconds": 3.0,
 }
-CHOICES = {
-    "dtypes": ["float32", "bfloat16", "float16", "float64"],
-    "kinds": ["causal", "full"],
-    "passes": ["forward", "both"],
-}
+CHOICES = {"dtypes": ["float32", "bfloat16", "float16"], "kinds": ["causal", "full"], "passes": ["forward", "both"]}
 BUILD = ROOT / "runs" / "parts"
 NEEDED = ("perf", "addr2line", "cmake")
 SAMPLES_A_SECOND = 999
@@ -54,7 +50,7 @@ PARTS = {  # part: functions of csrc/; those of a fused product count together
     "features": r"feature|features_backward|exp_tile|exp_nonpositive",
     "normaliser": r"store_denominators|stream_denominators|pass_normaliser|add_normaliser|output_factor|scale_rows|scale_columns",
     "in-chunk": r"pairs|mask_pairs|channel_pairs|pair_gradients|matmul<\(tarnn::\w+::Part\)[1-9]\w*, \w+>",
-    "tokens over the state": r"pass|pass_by|pass_all|scaled_product",
+    "tokens over the state": r"pass|pass_by|pass_all",
     "state": r"absorb|decay_state|decay|join|join_gradients|sum_gradients|matmul<\(tarnn::\w+::Part\)0, \w+>|add_outer|add_rows",
     "loads and stores": r"load_\w+|store_\w+|read_state|write_state|get_state|put_state|copy_to",
     "transposes": r"transpose\w*",
@@ -65,8 +61,8 @@ PATTERNS = {FAULTS: re.compile(r"^(asm_exc_page_fault|__x64_sys_munmap)$")}
 PATTERNS |= {part: re.compile(rf"tarnn::\w+::(?:\w+<\w+>::)?({names})(<|\(|$)") for part, names in PARTS.items()}
 # a product's own frame may be gone, by a jump in place of a call; then these are left, with the same template argument
 PIECES = {
-    "state": re.compile(r"tarnn::\w+::(panels|columns)<\(tarnn::\w+::Part\)0"),
-    "in-chunk": re.compile(r"tarnn::\w+::(panels|columns)<\(tarnn::\w+::Part\)[1-9]"),
+    "state": re.compile(r"tarnn::\w+::product<\(tarnn::\w+::Part\)0"),
+    "in-chunk": re.compile(r"tarnn::\w+::product<\(tarnn::\w+::Part\)[1-9]"),
 }
 Frames = list[str]  # function names of a sample, the innermost first
 

@@ -17,8 +17,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize("isa", library.ISAS[:-1])
 def test_lesser_instruction_sets(isa):
     best = library.status().path.removeprefix("compiled, ")
-    if library.ISAS.index(isa) > library.ISAS.index(best):
-        pytest.skip(f"the best that this processor has is {best}")
+    if library.ISAS.index(isa) > library.ISAS.index(best) or (isa == "baseline") != (best == "baseline"):
+        pytest.skip(f"the best that this processor has is {best}, and x86-64 has no baseline")
     run = subprocess.run(
         [sys.executable, TESTS / "support/isa_against_eager.py"],
         env={**os.environ, "TARNN_ISA": isa, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.fuzz_calls import Call
+from support.fuzz_calls import WIDEST, Call
 from support.kernel_calls import MODES, drawn, same_bits
 
 from tarnn.ops import LinearState, linear_attention, step
@@ -15,7 +15,7 @@ CAUSAL = [mode for mode in MODES if drawn(mode).causal and mode != "decay a chan
 SIZES = [
     {"d": 17, "e": 33, "t": 41, "r": 2, "dtype": "float32"},
     {"d": 64, "e": 64, "t": 131, "r": 1, "dtype": "float32"},
-    {"d": 5, "e": 1, "t": 3, "r": 7, "dtype": "float64"},
+    {"d": 5, "e": 1, "t": 3, "r": 7, "dtype": WIDEST},
     {"d": 130, "e": 48, "t": 9, "r": 3, "dtype": "float16"},
 ]
 

@@ -322,7 +322,7 @@ def test_why_plain_pytorch_computes(monkeypatch):
     monkeypatch.setattr(hybrid_attend, "hybrid", lambda call: calls.append(call) or right(call))
 
     def why(*, watched=False, **options):
-        q, k, v = (x.requires_grad_(watched) for x in tensors(1, 1, 1, 9))
+        q, k, v = (x.requires_grad_(watched) for x in tensors(1, 1, 1, 9, torch.float32))
         hybrid_attention(q, k, v, MAPS["favor"], **{"causal": True, "window": 3, "sinks": 1} | options)
         return contract.reasons("hybrid", calls[-1])["cpu"]
 

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 import tarnn
 from support.attention_cases import LENGTHS
 from support.chunks import tiny_chunks
-from support.fuzz_calls import DTYPES, LAYOUTS, LONG, WIDTHS, laid_out
+from support.fuzz_calls import DTYPES, KERNEL_DTYPES, LAYOUTS, LONG, WIDTHS, laid_out
 from tarnn import ops
 from tarnn.kernels.cpu import library
 from tarnn.numerics import wide
@@ -169,7 +169,7 @@ def drawn(name: str, number: int, dtype: str | None = None) -> Drawn:
     """Call `number` of this op."""
     rng, generator = random.Random(f"{name}/{number}"), torch.Generator().manual_seed(number)
     rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    op, maybe, narrow = OPS[name], lambda p: rng.random() < p, DTYPES[dtype or rng.choice(list(DTYPES))]
+    op, maybe, narrow = OPS[name], lambda p: rng.random() < p, DTYPES[dtype or rng.choice(KERNEL_DTYPES)]
     t, way = rng.choice(LONG) if maybe(0.15) else rng.choice(LENGTHS), rng.choice(op.ways)
     t = max(1, min(t, 17)) if way.startswith("stepped") else t
     b = 1 if way.startswith("packed") else rng.choice([1, 1, 2, 3])

@@ -13,6 +13,7 @@ from torch import Tensor
 from support import features
 from support.attention_cases import LENGTHS, MAPS, Case
 from tarnn import feature_maps
+from tarnn.kernels.cpu import library
 from tarnn.numerics import default_eps, wide
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.linear import definition as linear_definition
@@ -20,6 +21,8 @@ from tarnn.ops.linear import definition as linear_definition
 PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
 PAPER_NAMES = {"random relu": "relu"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WIDEST = "float64" if library.computes_float64() else "float32"  # of the compiled kernels: see tests/float64.sh
+KERNEL_DTYPES = [WIDEST, "float32", "bfloat16", "float16"]
 WIDTHS = [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 64, 67]
 LONG = [97, 127, 128, 129, 251]
 LAYOUTS = ["contiguous", "as projected", "every second", "wider", "expanded", "transposed"]
@@ -105,7 +108,7 @@ def draw_plain(seed: int, number: int) -> Drawn:
     length = pick(LONG) if maybe(0.06) else pick(LENGTHS)
     masked = maybe(0.4) and not way.startswith("stepped")
     packed, s = way.startswith("packed"), min(length, 17) if way.startswith("stepped") else length
-    dtype, weighted = pick(["float64", *DTYPES]), maybe(0.4)
+    dtype, weighted = pick([WIDEST, *KERNEL_DTYPES]), maybe(0.4)
     normalize, spread = feature_map != "identity" and maybe(0.7), pick([0.1, 1.0, 1.0, 3.0])
     if not normalize and (weighted or feature_map == "exp") and dtype != "float64":
         spread = min(spread, 0.1 if dtype == "float16" else 1.0)  # e^w is a factor of o, and has to have room in it

@@ -9,7 +9,7 @@ from fuzz import errors, set_up
 from support.draw_calls import alike as draws_alike
 from support.drawn_calls import OPS, excess
 from support.fuzz_calls import Call
-from support.kernel_calls import MODES, drawn
+from support.kernel_calls import DTYPES, MODES, drawn
 from support.rounded_model import share_alike
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
@@ -25,7 +25,7 @@ LIMITS = {
 torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
 torch.set_num_threads(1)
 for mode in MODES:
-    for dtype, limit in LIMITS.items():
+    for dtype, limit in [(dtype, LIMITS[dtype]) for dtype in DTYPES]:
         for size in ({"d": 16, "e": 64, "t": 64, "s": 64}, {"d": 7, "e": 37}, {"d": 35, "e": 5, "tiny_chunks": True}):
             call = drawn(mode, dtype=dtype, options_narrow=True, spread=0.5, b=1, g=1, **size)
             with set_up(call):

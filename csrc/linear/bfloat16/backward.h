@@ -79,29 +79,21 @@ inline void rounded_query_gradients(const Problem& p, const Sizes<float>& n, con
   float *const G_z = q.G_z, *const query = w.query, *const grad = q.grad_phi, *const phi = q.phi;
   const RowsOut out(p.grad_q, s, head, time, rows, n.f, grad, ldf);
   const Map map = p.map;
-  over_panels(n.f, [&](Index j, auto N) TARNN_LAMBDA {
-    constexpr int R = word_rows<N>;
-    for (Index i = 0; i < rows; i += R) {
-      Vec<float> sums[R * N];
-      unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<float>{}; });
-      if (terms) {
-        accumulate<R, N>(terms, {G_rows + i * lde, lde, 1}, S + j, ldf, sums, at.ahead);
-        unrolled<N>([&](auto x) TARNN_LAMBDA {
-          const Vec<float> of_z = load(z + j + x * 16);
-          unrolled<R>([&](auto r) TARNN_LAMBDA { sums[r * N + x] += of_z * G_z[i + r]; });
-        });
-        if (!plain)
-          unrolled<R>([&](auto r) TARNN_LAMBDA {
-            unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= query[i + r]; });
-          });
-      }
-      if (!flow) accumulate<R, N>((i + R) / 2, {A_rows + i * ldp, ldp, 1}, K + j, ldf, sums, at.ahead);
-      if (finish) {
-        times_slope<R, N>(map, phi + i * ldf + j, ldf, sums);
-        out.put<R, N>(i, j, sums);
-      } else {
-        store_tile_sums<R, N>(grad + i * ldf + j, ldf, sums);
-      }
+  over_word_tiles(rows, n.f, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+    if (terms) {
+      accumulate<R, N>(terms, {G_rows + i * lde, lde, 1}, S + j, ldf, sums, at.ahead);
+      unrolled<N>([&](auto x) TARNN_LAMBDA {
+        const Vec<float> of_z = load(z + j + x * 16);
+        unrolled<R>([&](auto r) TARNN_LAMBDA { sums[r * N + x] += of_z * G_z[i + r]; });
+      });
+      if (!plain) scale_tile<R, N>(query + i, sums);
+    }
+    if (!flow) accumulate<R, N>((i + R) / 2, {A_rows + i * ldp, ldp, 1}, K + j, ldf, sums, at.ahead);
+    if (finish) {
+      times_slope<R, N>(map, phi + i * ldf + j, ldf, sums);
+      out.put<R, N>(i, j, sums);
+    } else {
+      store_tile_sums<R, N>(grad + i * ldf + j, ldf, sums);
     }
   });
   if (finish) return out.finish(p.grad_q, s, head, time, n.f);
@@ -136,9 +128,9 @@ inline void round_output_gradients(const Problem& p, const Sizes<float>& n, cons
   }
 }
 
-/// A head's queries, and the gradients of their outputs. M, M_all: as in load_output_factors.
+/// A head's queries, and the gradients of their outputs. M: the units of each row's sums.
 inline void load_rounded_queries(const Problem& p, const Sizes<float>& n, const Stretch& s, Index head, Index time,
-                                 const float* M, float M_all, RoundedBackwardScratch& at) {
+                                 const float* M, RoundedBackwardScratch& at) {
   const Index rows = at.keys.rows, all = at.words.all, ldf = word_row(n.f), lde = word_row(n.e);
   Queries<float>& q = at.queries;
   if (by_number(p, n, at.keys.weights.none)) {
@@ -148,7 +140,7 @@ inline void load_rounded_queries(const Problem& p, const Sizes<float>& n, const 
     round_rows(q.phi, n.ldf, rows, all, n.f, at.q_rows, ldf);
     interleave_rows(at.q_rows, ldf, all, n.f, at.q_pairs, n.ldf);
   }
-  load_output_factors(p, s, head, time, rows, M, M_all, q);
+  load_output_factors(p, s, head, time, rows, M, 0.f, q);
   if (rows == all && p.grad_o.stride[3] == 1 && p.o.stride[3] == 1 && n.e % 32 == 0)
     return round_output_gradients(p, n, s, head, time, rows, at);
   load_output_gradients(p, n, s.row, head, time, rows, q);
@@ -183,29 +175,21 @@ inline void rounded_pair_gradients(const Problem& p, const Sizes<float>& n, Roun
            });
 }
 
-template <int R>
-using R_of = std::integral_constant<int, R>;
-
 /// What one product of a chunk's keys, x · y, and then, of each query head, a (c × c, below its diagonal, read by columns) · b add up
 /// to: in `tile`, until the last head has been added. done(i, j, R, N, sums) then. k: words of x · y, 0 for none.
 template <typename First, typename Done>
 TARNN_INLINE void key_products(Index rows, Index all, Index n, Index k, LeftWords x, const Word* y, const Word* a, Index lda, const Word* b,
                                Index ld, bool first, bool last, float* tile, Ahead& ahead, First after_first, Done done) {
-  over_panels(n, [&](Index j, auto N) TARNN_LAMBDA {
-    constexpr int R = word_rows<N>;
-    for (Index i = 0; i < rows; i += R) {
-      Vec<float> sums[R * N];
-      unrolled<R * N>([&](auto l) TARNN_LAMBDA { sums[l] = Vec<float>{}; });
-      if (!first) add_tile<R, N>(tile + i * ld + j, ld, true, 1, sums);
-      if (first && k) {
-        accumulate<R, N>(k, {x.at + i * x.row, x.row, x.column}, y + j, ld, sums, ahead);
-        after_first(j, R_of<R>(), N, sums);
-      }
-      const Index from = i / 2;
-      accumulate<R, N>(all / 2 - from, {a + from * lda + i, 1, lda}, b + from * ld + j, ld, sums, ahead);
-      if (last) done(i, j, R_of<R>(), N, sums);
-      else store_tile_sums<R, N>(tile + i * ld + j, ld, sums);
+  over_word_tiles(rows, n, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+    if (!first) add_tile<R, N>(tile + i * ld + j, ld, true, 1, sums);
+    if (first && k) {
+      accumulate<R, N>(k, {x.at + i * x.row, x.row, x.column}, y + j, ld, sums, ahead);
+      after_first(j, R, N, sums);
     }
+    const Index from = i / 2;
+    accumulate<R, N>(all / 2 - from, {a + from * lda + i, 1, lda}, b + from * ld + j, ld, sums, ahead);
+    if (last) done(i, j, R, N, sums);
+    else store_tile_sums<R, N>(tile + i * ld + j, ld, sums);
   });
 }
 
@@ -218,7 +202,7 @@ inline void add_rounded_query_head(const Problem& p, const Sizes<float>& n, cons
   const KeyWords& words = at.words;
   const Index rows = keys.rows, all = words.all, head = s.head * p.r + r, ldf = n.ldf, lde = n.lde;
   Queries<float>& q = at.queries;
-  load_rounded_queries(p, n, s, head, time, w.M, 0.f, at);
+  load_rounded_queries(p, n, s, head, time, w.M, at);
   rounded_pair_gradients(p, n, at);
   if (p.grad_log_decay) add_pair_flow(n, rows, at.A, at.P, at.flow);
   if (straight(p, n, keys)) {
@@ -307,7 +291,7 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
   } else {
     for (Index j = 0; j < rows; ++j) std::memcpy(at.grad_phi + j * n.ldf, R.z, static_cast<std::size_t>(n.ldf) * sizeof(float));
     product_to(rows, n.f, TARNN_ISA::words(n.e), {words.v_rows, lde, 1}, R_pairs, n.ldf, at.grad_phi, n.ldf, true, at.ahead);
-    weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
+    if (!keys.weights.plain) weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi, at.grad_phi);
     product_to(rows, n.e, TARNN_ISA::words(n.f), {at.weighted_rows, ldf, 1}, at.R_turned_of(n, i), n.lde, at.grad_v, n.lde, false, at.ahead);
   }
   if (p.grad_log_decay) {

@@ -1,11 +1,10 @@
-// Causal attention, forward, in bfloat16: the formulas of causal.h, with products of rounded numbers and float32 sums.
+// Causal attention, forward, in bfloat16: causal attention as in pairs (linear/backward.h), with products of rounded numbers and float32 sums.
 //
 //     P = (φ(Q) φ(K)ᵀ) ⊙ pair, lower triangle; its rows are summed for the denominators, then it is rounded
 //     o = (query ⊙ (φ(Q) S) + P V) · factor        S is rounded for this product alone
 #pragma once
 
 #include "linear/bfloat16/keys.h"
-#include "linear/causal.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -74,13 +73,13 @@ TARNN_INLINE void rounded_pairs(const Keys<float>& keys, const KeyWords& words, 
            });
 }
 
-/// den_i = the sum of row i's lanes, of P (null: none) and of φ(q)·z, that times query (null: 1).
+/// den_i = the sum of row i's lanes, of P and of φ(q)·z, that times query (null: 1).
 inline void add_up_denominators(const float* query, Index all, const float* of_pairs, const float* of_state, float* den) {
   float lanes[16 * 16], turned[16 * 16];
   for (Index i = 0; i < all; i += 16) {
     for (Index l = 0; l < 16; ++l) {
-      const Vec<float> before = load(of_state + (i + l) * 16), weighted = query ? before * query[i + l] : before;
-      store(lanes + l * 16, of_pairs ? load(of_pairs + (i + l) * 16) + weighted : weighted);
+      const Vec<float> before = load(of_state + (i + l) * 16);
+      store(lanes + l * 16, load(of_pairs + (i + l) * 16) + (query ? before * query[i + l] : before));
     }
     transpose_square(lanes, 16, turned, 16);
     Vec<float> total{};
@@ -154,23 +153,13 @@ inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stret
   const RowsOut out(p.o, s, head, time, rows, n.e, at.o, lde);
   float *const factor = at.factor, *const query = w.query;
   const Word *const S = state.words, *const V = keys.v_pairs;
-  over_panels(n.e, [&](Index j, auto N) TARNN_LAMBDA {
-    constexpr int R = word_rows<N>;
-    for (Index i = 0; i < rows; i += R) {
-      Vec<float> sums[R * N];
-      unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<float>{}; });
-      accumulate<R, N>(terms, {q_rows + i * ldw, ldw, 1}, S + j, lde, sums, at.ahead);
-      if (!plain)
-        unrolled<R>([&](auto r) TARNN_LAMBDA {
-          unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= query[i + r]; });
-        });
-      accumulate<R, N>(i / 2, {P + i * ldp, ldp, 1}, V + j, lde, sums, at.ahead);
-      accumulate_triangle<R, N>({P + i * ldp + i / 2, ldp, 1}, V + i / 2 * lde + j, lde, sums);
-      unrolled<R>([&](auto r) TARNN_LAMBDA {
-        unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= factor[i + r]; });
-      });
-      out.put<R, N>(i, j, sums);
-    }
+  over_word_tiles(rows, n.e, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+    accumulate<R, N>(terms, {q_rows + i * ldw, ldw, 1}, S + j, lde, sums, at.ahead);
+    if (!plain) scale_tile<R, N>(query + i, sums);
+    accumulate<R, N>(i / 2, {P + i * ldp, ldp, 1}, V + j, lde, sums, at.ahead);
+    accumulate_triangle<R, N>({P + i * ldp + i / 2, ldp, 1}, V + i / 2 * lde + j, lde, sums);
+    scale_tile<R, N>(factor + i, sums);
+    out.put<R, N>(i, j, sums);
   });
   out.finish(p.o, s, head, time, n.e);
   store_denominators(p, s.row, head, time, rows, at.den);

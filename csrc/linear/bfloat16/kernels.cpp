@@ -1,26 +1,24 @@
-// The kernels of AVX512-BF16: those of AVX-512, but for linear attention in bfloat16. Compiled once, for that set alone.
-#include "linear/bfloat16/full.h"
+// The kernels of AVX512-BF16: those of AVX-512, but for causal linear attention in bfloat16. Compiled once, for that set alone.
+#include "linear/bfloat16/backward.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 namespace {
 
 /// Whether products of rounded numbers compute a call: by its dtype and options. Decays with channels have none within a chunk;
-/// without values, z is all there is, and it is never rounded.
+/// without values, z is all there is, and it is never rounded. What is not causal has float32 products, of numbers that are
+/// widened as they are loaded.
 bool rounded(const Problem& p) {
-  return p.q.type == Type::bfloat16 && !p.channels && p.r > 0 && p.e > 0 && p.q.share == 1 && !p.at_least_one;
+  return p.q.type == Type::bfloat16 && p.causal && !p.channels && p.r > 0 && p.e > 0 && p.q.share == 1 && !p.at_least_one;
 }
 
 void forward(const Problem& p) {
-  if (!rounded(p)) tarnn_kernels_avx512()->linear->of_float.forward(p);
-  else if (p.causal) rounded_causal_forward(p);
-  else full_forward<float, RoundedCausalScratch, RoundedKeyScratch>(p);
+  rounded(p) ? rounded_causal_forward(p) : tarnn_kernels_avx512()->linear->of_float.forward(p);
 }
 
 void backward(const Problem& p) {
-  if (!rounded(p)) tarnn_kernels_avx512()->linear->of_float.backward(p);
-  else if (p.causal) causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch, RoundedKeyScratch>(p);
-  else full_backward<float, RoundedBackwardScratch, RoundedBackwardScratch>(p);
+  if (!rounded(p)) return tarnn_kernels_avx512()->linear->of_float.backward(p);
+  causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch, RoundedKeyScratch>(p);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ class Filters(NamedTuple):
         return ConvolutionState(torch.empty(1, width - 1, channels, device="meta"))
 
     def write(self, block: Block, weights: str) -> None:
-        """As csrc/model_step/filters_plan.h reads it."""
+        """As csrc/model_step/layer_plans.h reads it."""
         block.numbers(self.weight.shape[1])
         block.place(padded(self.weight.float().mT, PANEL))
         block.vector(self.bias)

@@ -48,7 +48,7 @@ class Rwkv7(NamedTuple):
         return RwkvState(S, last, last) if self.mixes_mlp else Rwkv7State(S, last)
 
     def write(self, block: Block, weights: str) -> None:
-        """As csrc/model_step/rwkv7_plan.h reads it. Products of low rank are few bytes that decays need: at least bfloat16."""
+        """As csrc/model_step/layer_plans.h reads it. Products of low rank are few bytes that decays need: at least bfloat16."""
         low = "float32" if weights == "float32" else "bfloat16"
         block.numbers(self.heads, len(self.k_k) // self.heads)
         block.place(padded(self.mixtures.float(), PANEL))

@@ -56,7 +56,7 @@ class Ssd(NamedTuple):
         return Mamba2State(S, S.new_empty(1, self.kept, len(self.filters)))
 
     def write(self, block: Block, weights: str) -> None:
-        """As csrc/model_step/ssd_plan.h reads it."""
+        """As csrc/model_step/layer_plans.h reads it."""
         block.numbers(self.heads, self.groups, self.inner // self.heads, self.state_size)
         block.numbers(self.filters.shape[1], self.kept)
         for x in (self.step_bias, self.A, self.D, self.norm.gain):

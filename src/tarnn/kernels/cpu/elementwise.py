@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu import arguments, library
 from tarnn.kernels.elementwise import Call, Gradients, Outputs
 from tarnn.kernels.tracing import is_untraced
-
-_DTYPES = (torch.float32, torch.float64)
+from tarnn.numerics import wide
 
 
 def refusal(call: Call) -> str | None:
@@ -19,8 +18,8 @@ def refusal(call: Call) -> str | None:
     x, y = call.x, call.y
     if not is_untraced(y):  # of x that is known: what traces it sees eager's operations
         return "A traced call is computed in plain PyTorch."
-    if not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
-        return "The compiled elementwise kernels take float32 or float64 on a CPU, both tensors alike."
+    if not x.is_cpu or x.dtype != wide(x.dtype) or not arguments.takes(x.dtype) or y.dtype != x.dtype:
+        return "The compiled elementwise kernels take float32 on a CPU, both tensors alike."
     if not (x.is_contiguous() and y.is_contiguous()):
         return "The compiled elementwise kernels take contiguous tensors."
     if y.shape != (x.shape[-1:] if call.function == "rms_norm" else x.shape):

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from tarnn.kernels.contract import present
-from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.arguments import DTYPES
+from tarnn.kernels.cpu import arguments, library
 from tarnn.kernels.hybrid import Call, Gradients, Outputs, Token
 from tarnn.kernels.tracing import is_untraced
 from tarnn.numerics import wide
@@ -17,7 +16,7 @@ def refusal(call: Call | Token) -> str | None:
     q = call.q
     if not is_untraced(q):
         return "A traced call is computed in plain PyTorch."
-    if not q.is_cpu or q.dtype not in DTYPES:
+    if not q.is_cpu or not arguments.takes(q.dtype):
         return (
             f"The compiled kernels of hybrid attention are for floating numbers on CPUs; got {q.dtype} on {q.device}."
         )

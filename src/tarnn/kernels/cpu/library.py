@@ -1,17 +1,16 @@
-"""The library of compiled kernels: where it is, whether it can be used, and if not, why.
+"""Load the library of compiled kernels, and say whether it can be used, and if not, why.
 
 `libtarnn_cpu.so` lies beside this file where the package's build could compile `csrc/`. It is loaded when it is
 first asked for, which registers `torch.ops.tarnn_cpu`. Four variables of the environment are read, once:
 
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
-TARNN_ISA       baseline, avx2, avx512 or avx512bf16, rather than the most that the processor has.
+TARNN_ISA       avx2, avx512 or avx512bf16 (x86-64) or baseline (elsewhere), rather than the richest of the processor.
 TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them), and
                 caches (tarnn.large_pages) neither.
-TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
+TARNN_BINARY    another library to load: the sanitizers' (`tests/sanitize.sh`), or one with float64 (`tests/float64.sh`).
 """
 
 import os
-import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,10 @@ from tarnn.kernels.contract import Mendable
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
 ISAS = ("baseline", "avx2", "avx512", "avx512bf16")
+NO_ISA = (
+    "this processor lacks AVX2 or FMA, which the compiled kernels need on x86-64; where a virtual machine hides them, give it "
+    "its host's type of processor"
+)
 REMEDY = (
     "install a C++ compiler (GCC 11 or newer, or Clang), then run `pip install --force-reinstall --no-deps .` in the clone "
     "of tarnn"
@@ -42,7 +45,7 @@ _disabled = 0  # how many `disabled()` are open
 
 
 def refusal() -> str | None:
-    """Why the compiled kernels can't compute the next call on a CPU, or None. Loads them, the first time."""
+    """Return why the compiled kernels can't compute the next call on a CPU, or None. Loads them, the first time."""
     path, why = _status if _status is not None and not _disabled else status()
     if path != PLAIN:
         return None
@@ -51,12 +54,12 @@ def refusal() -> str | None:
 
 
 def available() -> bool:
-    """Whether the compiled kernels can compute the next call on a CPU."""
+    """Return whether the compiled kernels can compute the next call on a CPU."""
     return refusal() is None
 
 
 def status() -> Status:
-    """Which path calls on a CPU take, and why. Loads the kernels, the first time; see `load` for errors."""
+    """Return the path that calls on a CPU take, and why. Loads the kernels, the first time; see `load` for errors."""
     global _status
     with _lock:
         if _status is None:
@@ -65,13 +68,18 @@ def status() -> Status:
 
 
 def multiplies_in_bfloat16() -> bool:
-    """Whether products of bfloat16 calls have bfloat16 factors (and float32 sums)."""
+    """Return whether products of causal calls in bfloat16 have bfloat16 factors (and float32 sums)."""
     return status().path == "compiled, avx512bf16"
+
+
+def computes_float64() -> bool:
+    """Return whether the library has kernels for float64: not the installed one, but that of `tests/float64.sh`."""
+    return available() and bool(getattr(torch.ops.tarnn_cpu, "float64", lambda: False)())
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Plain PyTorch computes within, in every thread: for tests and benchmarks."""
+    """Let plain PyTorch compute within, in every thread: for tests and benchmarks."""
     global _disabled
     _disabled += 1
     try:
@@ -98,35 +106,39 @@ def load() -> Status:
         except OSError as error:
             why = f"the compiled kernels could not be loaded ({error}): {REMEDY}"
         else:
-            return Status(*use(isa))
+            found = use(isa)
+            if found.path != PLAIN:
+                return found
+            why = found.why
     if asked == "required":
         raise ValueError(f"TARNN_KERNELS=required, but {why}.")
     return Status(PLAIN, why)
 
 
 def setting(name: str, known: tuple[str, ...]) -> str:
-    """The variable's value, "" where it isn't set; ValueError for one that isn't known."""
+    """Return the variable's value, "" where it isn't set; ValueError for one that isn't known."""
     value = os.environ.get(name, "")
     if value and value not in known:
         raise ValueError(f"{name} is {', '.join(known[:-1])} or {known[-1]}, or not set; got {value!r}.")
     return value
 
 
-def use(asked: str) -> tuple[str, str]:
-    """The path and its reason, of the loaded library; ValueError where this processor can't do what is asked."""
+def use(asked: str) -> Status:
+    """Return the status of the loaded library; ValueError where this processor or build can't do what is asked."""
     try:
         isa = torch.ops.tarnn_cpu.isa()
     except RuntimeError:
+        if not asked:
+            return Status(PLAIN, NO_ISA)
         raise ValueError(
             f"TARNN_ISA={asked}: this processor or this build of the kernels doesn't have it. Leave it unset."
         ) from None
     if asked:
-        return f"compiled, {isa}", f"TARNN_ISA={asked} asks for it"
-    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        return Status(f"compiled, {isa}", f"TARNN_ISA={asked} asks for it")
     why = {
         "avx512bf16": "the processor has AVX-512 and its bfloat16 products",
         "avx512": "the processor has AVX-512",
         "avx2": "the processor has AVX2, and not all of AVX-512",
-        "baseline": "the processor lacks AVX2" if on_x86 else "the only one for this kind of processor",
+        "baseline": "the only one for this kind of processor",
     }
-    return f"compiled, {isa}", why[isa]
+    return Status(f"compiled, {isa}", why[isa])
