@@ -17,7 +17,7 @@ from tarnn.decoding.state_file import load_state
 from tarnn.errors import UserError
 from tarnn.serving.state_info import NameTaken, StateGone, UnfitState, UnknownState
 from tarnn.serving.storage import disk as disk_module
-from tarnn.serving.storage.index import ID_BYTES, Index
+from tarnn.serving.storage.disk import HOLD_BYTES
 from tarnn.serving.store import StateStore
 
 TOKENS = [5, 17, 2, 88, 41, 41, 9]
@@ -48,8 +48,7 @@ def files(folder):
 
 def settle(store):
     """Wait until the writer has done what is due after its last task."""
-    for _ in range(2):
-        store._saved._writer.call(lambda: None).result()
+    store.cache.settle()
 
 
 def ids(tokens):
@@ -92,18 +91,21 @@ def test_generate_reads_a_file_of_the_store(linear, open_store, tmp_path):
 
 
 def test_tokens_are_there_once(linear, open_store, tmp_path):
-    """Of the sequences too: a book of which many go on takes its own length and theirs."""
+    """A state that goes on from another one has its own tokens in the index, until the other one goes."""
     store, book = open_store(), np.arange(30_000, dtype=np.int32) % 97
-    snapshot = snapshot_after(linear, [1])
-    for token in range(30):
-        tokens = np.append(book, ids([token]))
+    snapshot, held = snapshot_after(linear, [1]), {}
+    for tokens in (book, *(np.append(book, ids([token])) for token in range(30))):
         state = type(snapshot.state)(snapshot.state.layers, torch.tensor([len(tokens)]))
-        held = store.hold("a", type(snapshot)(state, snapshot.logits, tokens))
+        held[store.hold("a", type(snapshot)(state, snapshot.logits, tokens)).id] = tokens.tolist()
     db = sqlite3.connect(tmp_path / "states" / "index.sqlite")
-    assert db.execute("SELECT SUM(LENGTH(tokens)) FROM nodes").fetchone() == ((30_000 + 30) * 4,)
+    assert db.execute("SELECT SUM(LENGTH(tokens)) FROM states").fetchone() == ((30_000 + 30) * 4,)
     db.close()
+    store.delete("a", first := next(iter(held)))
+    del held[first]
     store.close()
-    assert open_store().get("a", held.id).tokens.tolist() == tokens.tolist()
+    store = open_store()
+    assert {x.id: store.get("a", x.id).tokens.tolist() for x in store.list("a")} == held
+    assert store.longest("a", book) is None
 
 
 def test_a_state_of_another_server_is_refused_by_name(linear, open_store):
@@ -128,7 +130,7 @@ def test_one_server_has_a_folder(open_store, tmp_path):
     store = open_store()
     with pytest.raises(UserError, match="belong to a server that is running"):
         open_store()
-    script = "from sys import argv; from pathlib import Path; from tarnn.serving.storage.lock import lock_folder; "
+    script = "from sys import argv; from pathlib import Path; from tarnn.serving.storage.disk import lock_folder; "
     script += "lock_folder(Path(argv[1]))"
     run = subprocess.run([sys.executable, "-c", script, tmp_path / "states"], capture_output=True, text=True)
     assert "each server has one of its own" in run.stderr
@@ -210,13 +212,11 @@ def test_ids_count_in_a_share(linear, open_store, tmp_path):
     """They take room in the index, though a fork has no file of its own."""
     store = open_store()
     held = store.hold("a", snapshot_after(linear, TOKENS), note="12345")
-    index = Index(tmp_path / "states" / "index.sqlite", linear.key)
-    before = index.shares()
+    before = store.cache.disk.shares()
     assert before["a"] > held.bytes + len(TOKENS) * 4 + 5
     for _ in range(3):
         store.fork("a", held.id)
-    assert index.shares() == {"a": before["a"] + 3 * ID_BYTES}
-    index.close()
+    assert store.cache.disk.shares() == {"a": before["a"] + 3 * HOLD_BYTES}
 
 
 def test_a_key_has_its_share_of_a_folder_that_another_has_filled(linear, open_store):

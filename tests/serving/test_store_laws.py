@@ -114,9 +114,7 @@ class Laws(RuleBasedStateMachine):
     @rule()
     def crash(self):
         """The process ends, and with it what only memory had."""
-        self.store._closed = True
-        self.store._saved._writer.close()
-        self.store._saved.disk.close()
+        self.store.cache.abandon()
         self.open()
         self.kept = {key for key in self.kept if self.store.longest(key[0], np.array(key[1], np.int32)) is not None}
         self.kept = {

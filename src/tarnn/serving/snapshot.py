@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tarnn.models.state import ModelState
 
+Tokens = Int[np.ndarray, " t"]
 ALIGNMENT = 64  # bytes, a multiple of all types' sizes
 
 
@@ -25,7 +26,7 @@ class Snapshot:
 
     state: ModelState
     logits: Float[Tensor, "1 v"]
-    tokens: Int[np.ndarray, " t"]
+    tokens: Tokens
     proven: bool = True
 
     @property

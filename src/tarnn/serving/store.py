@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from tarnn.serving.model import ServedModel
-from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.state_info import StateInfo, StoreFull, StoreStats, UnknownState
-from tarnn.serving.storage.disk import Disk
-from tarnn.serving.storage.holds import Hold, Holds, check_name, new_id, taken, unused
-from tarnn.serving.storage.index import HoldRow
-from tarnn.serving.storage.memory import Entry, Memory
-from tarnn.serving.storage.packed import Packed, Packer
-from tarnn.serving.storage.saved import Saved
-from tarnn.serving.storage.tree import Tokens
+from tarnn.serving.snapshot import Snapshot, Tokens
+from tarnn.serving.state_info import StateGone, StateInfo, StoreFull, StoreStats
+from tarnn.serving.storage.disk import ROOM, Disk
+from tarnn.serving.storage.disk_cache import DAMAGED, DiskCache
+from tarnn.serving.storage.ids import Hold, Holds, check_name, gone, new_id
+from tarnn.serving.storage.packed import Packed, Packer, seal
+from tarnn.serving.storage.states import Entry, States
+
+TREES, LEAST_TREES = (
+    16,
+    2**24,
+)  # tokens of states on disk take one part in 16 of its bound in memory; at least 16 MiB may be
 
 
 class StateStore:
@@ -47,37 +50,35 @@ class StateStore:
         disk: int = 20 * 2**30,
         ttl: float | None = None,
     ):
-        self._packer, self._ttl = Packer(model), ttl
-        self._memory, self._parked, self._lock = Memory(memory), Holds(), threading.RLock()
+        self._packer, self._ttl, self._lock = Packer(model), ttl, threading.RLock()
+        self._states = States(memory, None if folder is None else max(disk // TREES, LEAST_TREES))
+        self._holds = Holds()
         self._hits = self._misses = self._hit_tokens = 0
-        self._saved: Saved | None = None
         self._closed, self._expired = False, 0.0
+        self.cache: DiskCache | None = None
         if folder is not None:
-            self._saved = Saved(Disk(folder, self._packer, disk), self._memory, self._parked, self._lock, ttl)
+            opened = Disk(folder, self._packer, disk, self._states, self._holds, self._lock)
+            self.cache = DiskCache(opened, self._lock, self._expire)
 
     def longest(self, tenant: str, tokens: Tokens) -> Snapshot | None:
-        """The state after the longest beginning of these tokens, all of them at most, that is kept for this tenant."""
+        """Return the state after the longest beginning of these tokens, all of them at most, that is kept for this tenant."""
         tokens = np.ascontiguousarray(tokens, np.int32)
         with self._lock:
-            entry = self._memory.longest(mine(tenant), tokens)
-            packed, length, above = (entry.packed, entry.node.end, entry.saved) if entry is not None else (None, -1, 0)
-            if entry is not None:
-                self._memory.touch(entry)
-                if self._saved is not None and entry.saved:
-                    self._saved.used(entry.saved)
-        if self._saved is not None and length < len(tokens):
-            better = self._saved.longest(mine(tenant), tokens, above, length)
-            if better is not None:
-                row, packed = better
-                length = row.end
-                self._put(mine(tenant), tokens[:length], packed, saved=row.id)
+            found = [(x, x.node.end, x.packed) for x in self._states.path(mine(tenant), tokens)]
+        for entry, length, packed in found:
+            try:
+                packed = self._packed(entry, tokens[:length], packed)
+            except (StateGone, OSError) as error:
+                if self.cache is not None and not isinstance(error, StateGone):
+                    self.cache.trouble = f"states on disk can't be read: {error}"
+                continue
+            with self._lock:
+                self._hits += 1
+                self._hit_tokens += length
+            return self._packer.unpack(packed, tokens[:length].copy())
         with self._lock:
-            if packed is None:
-                self._misses += 1
-                return None
-            self._hits += 1
-            self._hit_tokens += length
-        return self._packer.unpack(packed, tokens[:length].copy())
+            self._misses += 1
+        return None
 
     def keep(self, tenant: str, snapshot: Snapshot) -> None:
         """Keep a state for whoever reads the same beginning again, until something more useful needs the room.
@@ -87,7 +88,8 @@ class StateStore:
         """
         if snapshot.proven:
             packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-            self._put(mine(tenant), tokens, packed)
+            with self._lock:
+                self._load(self._states.place(mine(tenant), tokens), packed)
 
     def hold(
         self,
@@ -99,12 +101,10 @@ class StateStore:
         parent: str | None = None,
         note: str = "",
     ) -> StateInfo:
-        """Keep a state under an id, this one or a new one, and a name, if it shall have one.
+        """Keep a state under an id, this one or a new one, and a name, if it shall have one. note: a text for `info`.
 
-        note: a text that goes with it, for whoever asks `info`.
-
-        Where the disk can't be written it is parked in memory: so says `where` of what is returned, and `stats.trouble` why.
-        Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull where there is no room at all.
+        If the disk can't be written, it is held in memory: so says `where` of what is returned, and `stats.trouble` why.
+        Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull if there is no room at all.
         """
         packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
         return self._hold(
@@ -112,56 +112,51 @@ class StateStore:
         )
 
     def get(self, tenant: str, id_or_name: str) -> Snapshot:
-        """A held state."""
-        packed, tokens, owner = self._use(tenant, id_or_name)
+        """Return a held state."""
+        packed, tokens, owner = self._use(self._find(tenant, id_or_name))
         return self._packer.unpack(packed, tokens, proven=owner == mine(tenant))
 
     def info(self, tenant: str, id_or_name: str) -> StateInfo:
-        """What is known of a held state."""
-        return info_of(self._find(tenant, id_or_name))
+        """Return what is known of a held state."""
+        hold = self._find(tenant, id_or_name)
+        return hold.info(self.cache.note(hold) if self.cache is not None else hold.note)
 
     def list(self, tenant: str) -> builtins.list[StateInfo]:
-        """All that this tenant holds, oldest first."""
+        """Return all that this tenant holds, oldest first, without their notes."""
         with self._lock:
-            self._expire()
-            infos = [hold.info for hold in self._parked.of(tenant)]
-        if self._saved is not None:
-            infos += [info_of(row) for row in self._saved.of(tenant)]
-        return sorted(infos, key=lambda info: info.created)
+            return [x.info() for x in self._holds.of(tenant) if not (x.entry.damaged or self._is_expired(x))]
 
     def fork(self, tenant: str, id_or_name: str, name: str | None = None) -> StateInfo:
-        """Another id for the same state, which goes on by itself. Nothing is copied."""
+        """Give another id to the same state, which goes on by itself. Nothing is copied."""
         hold = self._find(tenant, id_or_name)
-        fork = Hold(tenant, new_id(), name, hold.id)
+        fork = Hold(tenant, new_id(), name, hold.id, tokens=hold.tokens, bytes=hold.bytes, model=hold.model)
         self._check_free(fork)
-        if isinstance(hold, HoldRow):
-            assert self._saved is not None  # there are rows
-            self._saved.fork(tenant, hold, fork.new)
-            return fork.info_of(hold.tokens, hold.bytes, "disk")
-        with self._lock:
-            self._parked.add(fork, hold.entry)
-            return fork.info
+        if self.cache is not None and hold.saved:
+            _, tokens, _ = self._use(hold)
+            self.cache.fork(hold, fork, tokens)
+        else:
+            with self._lock:
+                self._holds.add(fork, hold.entry)
+        return fork.info()
 
     def delete(self, tenant: str, id_or_name: str) -> None:
-        """The id means nothing any more, and its state goes with it unless another id means it too."""
+        """Remove an id, and its state unless another id means it too."""
         hold = self._find(tenant, id_or_name)
-        if isinstance(hold, HoldRow):
-            assert self._saved is not None  # there are rows
-            self._saved.delete(tenant, hold)
-            return
-        with self._lock:
+        if self.cache is not None and hold.saved:
+            self.cache.remove_hold(hold)
+        else:
             self._let_go(hold)
 
     def export(self, tenant: str, id_or_name: str) -> bytes:
-        """A held state as a file, which `add` takes, here or on another server, and `tarnn generate --state-in` too."""
-        packed, tokens, _ = self._use(tenant, id_or_name)
+        """Return a held state as a file, which `add` takes, here or on another server, and `tarnn generate --state-in` too."""
+        packed, tokens, _ = self._use(self._find(tenant, id_or_name))
         return self._packer.encode(packed, tokens)
 
     def add(self, tenant: str, data: bytes, name: str | None = None) -> StateInfo:
         """Hold a state that `export` gave. Raises UnfitState for anything else, and as `hold` does.
 
-        It is found by its id alone, not by its tokens, and neither is what goes on from it: nobody here has seen that it is the
-        state after them.
+        It is found by its id alone, not by its tokens, and neither is what goes on from it: whether it is the state after them
+        is not proven.
         """
         check_name(name)
         packed, tokens = self._packer.decode(data, "the uploaded file")
@@ -170,125 +165,151 @@ class StateStore:
     @property
     def stats(self) -> StoreStats:
         """How full it is, and how often it helped."""
-        count, size, held, bound, evicted, damaged, trouble = (
-            (0, 0, 0, 0, 0, 0, "") if self._saved is None else self._saved.stats
-        )
+        disk, bound, evicted, damaged, trouble = 0, 0, 0, 0, ""
+        if self.cache is not None:
+            disk, trouble = self.cache.size
+            bound, evicted, damaged = self.cache.disk.bound, self.cache.disk.evicted, self.cache.damaged
         with self._lock:
-            memory = self._memory
-            sizes = (len(memory.entries), memory.nbytes, memory.bound, count, size, bound, len(self._parked) + held)
-            counts = (self._hits, self._misses, self._hit_tokens, memory.evicted + evicted, damaged)
+            states = self._states
+            sizes = (len(states.loaded), states.nbytes, states.bound, len(states.saved), disk, bound, len(self._holds))
+            counts = (self._hits, self._misses, self._hit_tokens, states.evicted + evicted, damaged)
         return StoreStats(*sizes, *counts, trouble)
 
     def close(self) -> None:
         """Write to the disk what only memory has, for some seconds at most, and let others have the folder."""
-        if self._saved is not None and not self._closed:
+        if self.cache is not None and not self._closed:
             self._closed = True
-            self._saved.close()
+            self.cache.close()
 
     def _hold(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold) -> StateInfo:
+        hold.tokens, hold.bytes, hold.model, note = len(tokens), packed.nbytes, self._states.model, hold.note
         self._check_free(hold)
         trouble = "there is no folder for states"
-        if self._saved is not None:
-            try:
-                row = self._saved.hold(owner, tokens, packed, hold.new)
-            except (OSError, LookupError, sqlite3.Error) as error:
-                trouble = str(error)
-            else:
-                self._put(owner, tokens, packed, saved=row.id)
-                return hold.info_of(len(tokens), packed.nbytes, "disk")
         with self._lock:
-            self._parked.check_free(hold.tenant, hold.id, hold.name)
-            if self._put(owner, tokens, packed, hold):
-                return hold.info
-        bound = self._memory.bound
+            entry = self._states.place(owner, tokens)
+            entry.writes += 1
+        try:
+            if self.cache is not None:
+                try:
+                    self.cache.hold(entry, tokens, packed, hold)
+                except (OSError, sqlite3.Error) as error:
+                    trouble = str(error)
+            with self._lock:
+                if not hold.saved:
+                    self._holds.check_free(hold.tenant, hold.id, hold.name)
+                    self._holds.add(hold, entry)
+                if self._load(entry, packed) or hold.saved:
+                    return hold.info(note)
+                self._holds.remove(hold)
+        finally:
+            with self._lock:
+                entry.writes -= 1
+                self._states.release(entry)
         raise StoreFull(
-            f"there is no room for a state of {packed.nbytes + tokens.nbytes:,} bytes in a memory of {bound:,} bytes, where "
-            f"those who have less keep theirs, and {trouble}."
+            f"there is no room for a state of {packed.nbytes + tokens.nbytes:,} bytes in a memory of {self._states.bound:,} "
+            f"bytes, where those who have less keep theirs, and {trouble}."
         )
 
     def _check_free(self, hold: Hold) -> None:
         check_name(hold.name)
-        for name in filter(None, (hold.id, hold.name)):
-            try:
-                self._find(hold.tenant, name)
-            except UnknownState:
-                continue
-            raise taken(name)
-
-    def _find(self, tenant: str, id_or_name: str) -> Hold | HoldRow:
         with self._lock:
-            self._expire()
-            try:
-                return self._parked.find(tenant, id_or_name)
-            except UnknownState:
-                if self._saved is None:
-                    raise
-        return self._saved.find(tenant, id_or_name)
+            self._expire_in_memory()
+            self._holds.check_free(hold.tenant, hold.id, hold.name)
 
-    def _use(self, tenant: str, id_or_name: str) -> tuple[Packed, Tokens, str]:
-        """A held state, its tokens and whose tree it is in."""
-        hold = self._find(tenant, id_or_name)
-        if isinstance(hold, Hold):
-            with self._lock:
-                hold.used = time.time()
-                self._memory.touch(hold.entry)
-                return hold.entry.packed, hold.entry.node.sequence(), hold.entry.owner
-        assert self._saved is not None  # there are rows
-        packed, tokens, owner, number = self._saved.get(tenant, hold)
-        if number:
-            self._put(owner, tokens, packed, saved=number)
+    def _find(self, tenant: str, id_or_name: str) -> Hold:
+        with self._lock:
+            self._expire_in_memory()
+            hold = self._holds.find(tenant, id_or_name)
+            if self._is_expired(hold):
+                raise gone(id_or_name, self._why_expired)
+        if self.cache is not None:
+            self.cache.check(hold, id_or_name)
+        return hold
+
+    def _use(self, hold: Hold) -> tuple[Packed, Tokens, str]:
+        """Return a held state, its tokens and the owner of its tree."""
+        with self._lock:
+            entry, hold.used = hold.entry, time.time()
+            tokens, owner, packed = entry.tokens, entry.owner, entry.packed
+        packed = self._packed(entry, tokens, packed, hold)
+        if hold.saved and (entry.tenant != hold.tenant or hold.seal != seal(hold.tenant, hold.id, tokens)):
+            raise gone(hold.id, DAMAGED)
         return packed, tokens, owner
 
-    def _put(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold | None = None, saved: int = 0) -> bool:
-        """Whether there is room for a state in memory; then it is there, and the hold means it. saved: its number on the disk."""
-        with self._lock:
-            if packed.nbytes + tokens.nbytes > self._memory.bound:
-                return False
-            entry = self._memory.put(owner, tokens, packed)
-            if hold is not None:
-                self._parked.add(hold, entry)
-            if saved:
-                self._memory.save(entry, saved)
-            while (surplus := self._memory.surplus(entry)) is not None:
-                if self._saved is not None:
-                    self._saved.spill(surplus)
-                self._evict(surplus)
-            if self._memory.nbytes > self._memory.bound:
-                self._evict(entry)
-                return False
+    def _packed(self, entry: Entry, tokens: Tokens, packed: Packed | None, hold: Hold | None = None) -> Packed:
+        """Return a state, from the disk if it is not in memory; then it is there, too. Raises OSError, StateGone."""
+        if self.cache is not None:
+            self.cache.used(entry, hold)
+        if packed is None:
+            assert self.cache is not None  # it is on its disk
+            packed = self.cache.load(entry, tokens, hold.id if hold else "")
+            with self._lock:
+                if entry.node.kept is entry:
+                    self._load(entry, packed)
+        else:
+            with self._lock:
+                self._states.touch(entry)
+        return packed
+
+    def _load(self, entry: Entry, packed: Packed) -> bool:
+        """Put a state into memory, if there is room; return whether it is there."""
+        states = self._states
+        if packed.nbytes + entry.node.tokens.nbytes > states.bound:
+            states.release(entry)
+            return False
+        states.load(entry, packed)
+        while (surplus := states.surplus(entry)) is not None:
+            self._unload(surplus)
+        if states.nbytes > states.bound:
+            self._unload(entry)
+            return False
         return True
 
-    def _evict(self, entry: Entry) -> None:
-        for tenant, id in list(entry.holds):
-            self._parked.remove(self._parked.find(tenant, id), "it had to make room for others")
-        self._memory.drop(entry)
-        self._memory.evicted += 1
+    def _unload(self, entry: Entry) -> None:
+        if self.cache is not None:
+            self.cache.spill(entry)
+        if not entry.id:
+            for hold in list(entry.holds):
+                self._holds.remove(hold, ROOM)
+        self._states.evicted += 1
+        self._states.unload(entry)
 
     def _let_go(self, hold: Hold, why: str = "") -> None:
-        self._parked.remove(hold, why)
-        if not hold.entry.holds:
-            self._memory.drop(hold.entry)
+        """Remove an id that is in memory alone, and its state if that has no other."""
+        with self._lock:
+            self._holds.remove(hold, why)
+            if not hold.entry.holds and hold.entry.packed is not None:
+                self._states.unload(hold.entry)
+
+    @property
+    def _why_expired(self) -> str:
+        return f"nobody used it for {self._ttl:,.0f} seconds"
+
+    def _is_expired(self, hold: Hold) -> bool:
+        return self._ttl is not None and time.time() - hold.used > self._ttl
 
     def _expire(self) -> None:
-        """Let go what nobody used for long; in memory as well as on the disk once in a second is enough."""
-        if self._ttl is not None and time.time() - self._expired >= min(1.0, self._ttl):
+        """Remove ids that were not used for long; the disk's thread calls it."""
+        with self._lock:
+            expired = [x for x in self._holds.all() if self._is_expired(x)]
+        for hold in expired:
+            if hold.saved and self.cache is not None:
+                self.cache.disk.remove_hold(hold, self._why_expired)
+            else:
+                self._let_go(hold, self._why_expired)
+
+    def _expire_in_memory(self) -> None:
+        """Do the same without a disk, once in a second at most."""
+        if self.cache is None and self._ttl is not None and time.time() - self._expired >= min(1.0, self._ttl):
             self._expired = time.time()
-            for hold in self._parked.all():
-                if self._expired - hold.used > self._ttl:
-                    self._let_go(hold, unused(self._ttl))
+            self._expire()
 
 
 def owner_of(tenant: str, proven: bool) -> str:
-    """Whose tree a state is in. What is not proven has a tree of its own, where nobody looks for it by its tokens."""
+    """Return the owner of a state's tree. What is not proven has a tree of its own, where it is not found by its tokens."""
     return mine(tenant) if proven else secrets.token_hex(8) + mine(tenant)
 
 
 def mine(tenant: str) -> str:
-    """Whose tree the states are in that were made here for this tenant."""
+    """Return the owner of states that were made here for this tenant."""
     return f"/{tenant}"
-
-
-def info_of(hold: Hold | HoldRow) -> StateInfo:
-    if isinstance(hold, Hold):
-        return hold.info
-    return StateInfo(hold.id, hold.name, hold.tokens, hold.bytes, hold.created, hold.parent, "disk", hold.note)

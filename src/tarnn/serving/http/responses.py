@@ -44,7 +44,7 @@ from tarnn.serving.http.to_engine import (
 )
 from tarnn.serving.request import Event, Usage
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.storage.holds import new_id
+from tarnn.serving.storage.ids import new_id
 
 MAX_TOKENS = 1024  # the default
 LOGPROBS = "message.output_text.logprobs"

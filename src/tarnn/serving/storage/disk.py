@@ -1,4 +1,4 @@
-"""States on disk: a file for each, and the index that says which there are."""
+"""States on disk: a file for each, and an index that says which there are."""
 
 import errno
 import os
@@ -6,124 +6,171 @@ import re
 import secrets
 import sqlite3
 import time
+from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
 
 from tarnn.data.tensor_file import flush, write_all
 from tarnn.errors import UserError
+from tarnn.serving.snapshot import Tokens
 from tarnn.serving.state_info import UnfitState
-from tarnn.serving.storage.index import Index, NewHold, StateRow
-from tarnn.serving.storage.lock import lock_folder
-from tarnn.serving.storage.packed import Packed, Packer, seal
-from tarnn.serving.storage.tree import Tokens
+from tarnn.serving.storage.ids import Hold, Holds
+from tarnn.serving.storage.index import Index, is_sound
+from tarnn.serving.storage.packed import Packed, Packer
+from tarnn.serving.storage.states import Entry, States
 
 FILE = re.compile(r"([0-9a-f]{32})\.safetensors|\.[0-9a-f]{32}\.safetensors\.partial")
-SAMPLE = 64  # of how many states the least useful ones go
-SLACK = 100  # one part in so many of the bound is made free at once, so that not each new state has to wait for that
-TRIES = 3  # where the disk is full before the store is
+SLACK = 100  # one part in 100 of the bound is made free at once, so that not each new state has to wait for that
+TRIES = 3  # if the disk is full before the store is
 FULL = (errno.ENOSPC, errno.EDQUOT)
+HOLD_BYTES = 300  # of an id in the index, measured
+ROOM, LOST = "it had to make room for others", "its file was lost"
 
 
 class NoRoom(OSError):
-    """All states on the disk are such as may not go for this one."""
+    """The states on the disk may not go for this one."""
 
 
 @dataclass(eq=False)
 class Save:
-    """A state to be written. hold None: it may be lost with the machine's power, and goes for those that may not.
+    """A state to write. hold None: it may be lost with the machine's power, and goes for those that may not.
 
-    outcome: its row, once it is there, or what went wrong; done: the same, for whoever waits.
+    outcome: its entry, once it is written, or what went wrong; done: the same, for threads that wait.
     """
 
-    owner: str
+    entry: Entry
     tokens: Tokens
-    packed: Packed
-    hold: NewHold | None = None
-    outcome: StateRow | Exception | None = None
-    done: Future[StateRow] = field(default_factory=Future)
+    packed: Packed | None
+    hold: Hold | None = None
+    outcome: Entry | Exception | None = None
+    done: Future[Entry] = field(default_factory=Future)
 
 
 class Disk:
-    """A folder of states. All methods may be called by any thread, those that write by one at a time.
+    """A folder of states, of which one store is the owner. One thread at a time calls what writes.
 
-    finding, reading, writing: connections to its index, of which the first is for whoever can't wait for long lists.
-
-    bound: bytes of all files, the index among them, but for its log, which takes a few MB. Raises UserError for a
-    folder that can't be used, or that another server has.
+    bound: bytes of all files, the index among them, but for its log, which takes a few MB. states, holds: get what is in the
+    folder; lock: of these. Raises UserError for a folder that can't be used, or that another server has.
     """
 
-    def __init__(self, folder: Path, packer: Packer, bound: int):
+    def __init__(self, folder: Path, packer: Packer, bound: int, states: States, holds: Holds, lock: RLock):
         self._folder, self._packer, self.bound = folder, packer, bound
-        self._lock = lock_folder(folder)
-        self.evicted = 0
+        self.states, self.holds, self._lock, self.evicted = states, holds, lock, 0
+        self._file = lock_folder(folder)
         try:
-            self._make_sound()
-            self._states.mkdir(exist_ok=True)
-            path = self._folder / "index.sqlite"
-            self.finding, self.reading, self.writing = (Index(path, packer.key) for _ in range(3))
+            (folder / "states").mkdir(exist_ok=True)
+            self._open()
             self._clean()
         except (OSError, sqlite3.Error) as error:
-            os.close(self._lock)
+            os.close(self._file)
             raise UserError(
                 f"states can't be kept in {folder}: {error}. Give another folder, or make this one sound."
             ) from error
 
     def close(self) -> None:
-        self.finding.close()
-        self.reading.close()
-        self.writing.close()
-        os.close(self._lock)
+        self.index.close()
+        os.close(self._file)
 
-    def load(self, row: StateRow, tokens: Tokens) -> Packed:
-        """What the file says, if it is what was written, of these tokens and this row's owner. Raises UnfitState, OSError."""
-        path, source = self._path(row.file), f"the state of {row.end:,} tokens on disk"
-        if not path.is_file() or path.stat().st_size != row.bytes:
-            raise UnfitState(f"{source} is damaged: its file is not one of {row.bytes:,} bytes.")
-        return self._packer.decode(path.read_bytes(), source, tokens, row.owner)[0]
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files, the index among them."""
+        return self.states.file_bytes + self.index.size()
+
+    def load(self, entry: Entry, tokens: Tokens) -> Packed:
+        """Read a state, if its file is what was written, of these tokens and this owner. Raises UnfitState, OSError."""
+        path, size, source = self._path(entry.file), entry.bytes, f"the state of {len(tokens):,} tokens on disk"
+        if not path.is_file() or path.stat().st_size != size:
+            raise UnfitState(f"{source} is damaged: its file is not one of {size:,} bytes.")
+        return self._packer.decode(path.read_bytes(), source, tokens, entry.owner)[0]
 
     def save(self, jobs: list[Save]) -> None:
         """Write states, and then the index, once for all of them; then they are durable, and have an outcome."""
-        written: dict[Save, str] = {}
+        files: dict[Save, str] = {}
+        rows: dict[Entry, tuple[int, str, int]] = {}
         try:
-            written = {job: name for job in jobs if (name := self._written(job)) is not None}
-            for folder in {self._path(name).parent for job, name in written.items() if job.hold is not None}:
+            for job in jobs:
+                if (name := self._written(job)) is not None:
+                    files[job] = name
+            for folder in {self._path(name).parent for job, name in files.items() if job.hold is not None}:
                 flush(folder)
-            with self.writing.change():
-                rows = {job: self._entered(job, name) for job, name in written.items()}
+            with self.index.change():
+                for job, name in files.items():
+                    job.outcome = self._enter(job, name, rows)
         except (OSError, sqlite3.Error) as error:
             for job in jobs:
-                job.outcome = job.outcome or error
-            for name in written.values():
-                self._unlink_unknown(name)
-            return
-        for job, row in rows.items():
-            if isinstance(row, Exception):
-                job.outcome = row
-                self._unlink_unknown(written[job])
-            else:
-                if row.file != written[job]:
-                    self._unlink(written[job])
-                job.outcome = row
+                job.outcome = error if isinstance(job.outcome, Entry | None) else job.outcome
+            rows.clear()
+        with self._lock:
+            for entry, row in rows.items():
+                self.states.save(entry, *row)
+            for job in jobs:
+                if job.hold is not None and job.outcome is job.entry:
+                    self._bind(job.hold, job.entry)
+        for job, name in files.items():
+            if name != job.entry.file:
+                self._unlink(name)
 
-    def forget(self, state: int, why: str) -> None:
-        """The state is gone; why: what those are told who have an id for it."""
-        self._unlink(self.writing.forget(state, why))
+    def remove(self, entry: Entry, why: str) -> None:
+        """Remove a state; why: for clients that have an id for it."""
+        with self.index.change():
+            self.index.remove_state(entry.id, why)
+        self._forget(entry, why)
 
-    def remove_hold(self, tenant: str, id: str, why: str = "") -> None:
-        """The id means nothing any more; its state goes with it unless another id means it. why: as in `forget`."""
-        self._unlink(self.writing.remove_hold(tenant, id, why))
+    def add_hold(self, hold: Hold, entry: Entry) -> None:
+        """Bind one more id to a state on disk. Raises sqlite3.IntegrityError if it, or its name, is taken."""
+        with self.index.change():
+            self.index.add_hold(hold, entry.id)
+        with self._lock:
+            self._bind(hold, entry)
+
+    def _bind(self, hold: Hold, entry: Entry) -> None:
+        hold.note_bytes, hold.note = len((hold.note or "").encode()), None
+        self.holds.add(hold, entry)
+
+    def remove_hold(self, hold: Hold, why: str = "") -> None:
+        """Remove an id, and its state if that has no other. why: for the client; "" for none."""
+        entry: Entry = hold.entry
+        last = entry.holds == {hold} and entry.id
+        with self.index.change():
+            self.index.remove_hold(hold, why)
+            if last:
+                self.index.remove_state(entry.id, why)
+        with self._lock:
+            self.holds.remove(hold, why)
+        if last:
+            self._forget(entry, why)
+
+    def _forget(self, entry: Entry, why: str) -> None:
+        """Forget a state that the index knows no more."""
+        file = entry.file
+        with self._lock:
+            for hold in list(entry.holds):
+                if hold.saved or entry.packed is None:
+                    self.holds.remove(hold, why)
+            self.states.unsave(entry)
+            if not why and entry.packed is not None and not entry.holds:
+                self.states.unload(entry)
+        self._unlink(file)
 
     def _written(self, job: Save) -> str | None:
-        """The file of a job's state; None where it can't be written, which the job is told."""
+        """Return the file of a job's state; None if it can't be written, which is the job's outcome."""
         try:
-            known = next(self.writing.longest(job.owner, job.tokens), None)
-            if known is not None and known.end == len(job.tokens) and self._path(known.file).is_file():
+            known = job.entry.file
+            if known and self._path(known).is_file():
                 if job.hold is not None:
-                    flush(self._path(known.file))
-                return known.file
-            data = self._packer.encode(job.packed, job.tokens, job.owner)
+                    flush(self._path(known))
+                return known
+            if known:
+                self.remove(job.entry, LOST)
+            if job.packed is None:
+                raise FileNotFoundError(errno.ENOENT, LOST)
+            data = self._packer.encode(job.packed, job.tokens, job.entry.owner)
             self._make_room(len(data) + job.tokens.nbytes, None if job.hold is None else job.hold.tenant)
             return self._write(data, durable=job.hold is not None)
         except (OSError, sqlite3.Error) as error:
@@ -135,37 +182,46 @@ class Disk:
         path = self._path(name)
         if not path.parent.is_dir():
             path.parent.mkdir(exist_ok=True)
-            flush(self._states)
-        beside = path.with_name(f".{path.name}.partial")
+            flush(path.parent.parent)
+        partial = path.with_name(f".{path.name}.partial")
         for tries in range(TRIES + 1):
             try:
-                with open(beside, "wb", buffering=0) as file:
+                with open(partial, "wb", buffering=0) as file:
                     write_all(file, data)
                     if durable:
                         os.fsync(file.fileno())
-                os.rename(beside, path)
+                os.rename(partial, path)
                 return name
             except OSError as error:
-                beside.unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
                 if error.errno not in FULL or tries == TRIES or not self._evict(len(data)):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _entered(self, job: Save, name: str) -> StateRow | Exception:
-        """The row of a job's state, and of its hold, in a transaction that has begun."""
+    def _enter(self, job: Save, name: str, rows: dict[Entry, tuple[int, str, int]]) -> Entry | Exception:
+        """Enter a job's state, and its hold. rows: number, file and size of each state that was entered."""
+        entry = job.entry
         try:
-            row = self.writing.put(job.owner, job.tokens, name, self._path(name).stat().st_size)
+            if not entry.id and entry not in rows:
+                with self._lock:
+                    node = entry.node.parent
+                    while node is not None and (node.kept is None or not node.kept.id):
+                        node = node.parent
+                    tokens = entry.node.since(node).astype("<i4").tobytes()
+                    above = None if node is None or node.kept is None else node.kept.id
+                size = self._path(name).stat().st_size
+                place = (entry.tree.model, entry.owner, above, tokens)
+                rows[entry] = self.index.add_state(*place, name, size, time.time()), name, size
             if job.hold is not None:
-                own = seal(job.hold.tenant, job.hold.id, job.tokens)
-                self.writing.add_hold(job.hold, own, job.packed.nbytes, row.id)
-            return row
-        except (LookupError, OSError, sqlite3.IntegrityError) as error:
+                self.index.add_hold(job.hold, entry.id or rows[entry][0])
+            return entry
+        except (OSError, sqlite3.IntegrityError) as error:
             return error
 
     def _make_room(self, size: int, holder: str | None) -> None:
-        """Room for a new file within the bound. holder: of one that may push out others that are held: of those who have the
-        most, so that nobody pushes out a state of somebody who has less."""
-        while (surplus := self.writing.sizes()[1] + size - self.bound) > 0:
+        """Make room for a new file within the bound. holder: a tenant whose state may push out held ones: of the tenant that
+        has the most, so that none pushes out a state of one that has less."""
+        while (surplus := self.nbytes + size - self.bound) > 0 or self.states.trees_are_full:
             surplus += self.bound // SLACK
             if not self._evict(surplus) and not (
                 holder is not None and self._evict(surplus, self._largest(size, holder))
@@ -175,82 +231,147 @@ class Disk:
                 )
 
     def _largest(self, size: int, holder: str) -> str:
-        """Who has the most, when this one has so many bytes more."""
-        shares = self.writing.shares()
+        """Return the tenant that has the most, when this one has `size` bytes more."""
+        shares = self.shares()
         shares[holder] = shares.get(holder, 0) + size
         return max(shares, key=shares.__getitem__)
 
-    def _evict(self, surplus: int, held_by: str | None = None) -> bool:
-        """Let the least useful states go, until there are so many bytes less. False where there is none to go.
+    def shares(self) -> dict[str, int]:
+        """Return the bytes of each tenant's states, of all models: of files, tokens, ids and notes."""
+        with self._lock:
+            shares = self.states.shares()
+            for hold in self.holds.all():
+                shares[hold.tenant] += HOLD_BYTES + hold.note_bytes
+            return shares
 
-        held_by: those of this tenant's that are held; None: those that nobody holds.
+    def _evict(self, surplus: int, held_by: str | None = None) -> bool:
+        """Remove the least useful states, until `surplus` bytes are free. Return False if there was none to remove.
+
+        held_by: a tenant whose held states may go; None: those that are not held.
         """
-        names = []
-        with self.writing.change():
-            for row in self.writing.least(SAMPLE, held_by=held_by):
-                names.append(self.writing.forget(row.id, "it had to make room for others"))
-                surplus -= row.bytes
+        with self._lock:
+            states, evicted = self.states.least_used(held_by), []
+        with self.index.change():
+            for entry in states:
+                self.index.remove_state(entry.id, ROOM)
+                evicted.append(entry)
+                surplus -= entry.bytes
                 if surplus <= 0:
                     break
-        for name in names:
-            self._unlink(name)
-        self.evicted += len(names)
-        return bool(names)
-
-    @property
-    def _states(self) -> Path:
-        return self._folder / "states"
+        for entry in evicted:
+            self._forget(entry, ROOM)
+        self.evicted += len(evicted)
+        return bool(evicted)
 
     def _path(self, name: str) -> Path:
-        return self._states / name[:2] / f"{name}.safetensors"
+        return self._folder / "states" / name[:2] / f"{name}.safetensors"
 
-    def _unlink(self, name: str | None) -> None:
-        if name is not None:
-            with suppress(OSError):  # gone, or a folder in its place: the index knows it no more
-                self._path(name).unlink()
+    def _unlink(self, name: str) -> None:
+        with suppress(OSError):  # gone, or a folder in its place: the index knows it no more
+            self._path(name).unlink()
 
-    def _unlink_unknown(self, name: str) -> None:
-        try:
-            known = name in self.writing.files()
-        except sqlite3.Error:
-            return  # the next start cleans up
-        if not known:
-            self._unlink(name)
-
-    def _make_sound(self) -> None:
-        """Set a damaged index aside, with all files that nothing else knows; nothing is deleted, and the store begins anew."""
+    def _open(self) -> None:
+        """Open the index, and read it. A damaged one is set aside, with all files that nothing else knows."""
         path = self._folder / "index.sqlite"
         if not path.exists() or is_sound(path):
-            return
+            try:
+                self.index = Index(path, self._packer.key)
+                return self._read()
+            except (sqlite3.DatabaseError, LookupError, TypeError, ValueError) as error:
+                self.index.close()
+                if isinstance(error, sqlite3.OperationalError) and "decode" not in str(error):
+                    raise
+                self.states.clear()
+                self.holds.clear()
         aside = self._folder / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         aside.mkdir()
         for name in ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "states"):
             if (self._folder / name).exists():
                 os.rename(self._folder / name, aside / name)
+        (self._folder / "states").mkdir()
+        self.index = Index(path, self._packer.key)
+        self._read()
+
+    def _read(self) -> None:
+        """Take all states and ids from the index."""
+        self.states.model = self.holds.model = self.index.model
+        rows, entries = self.index.states(), dict[int, Entry]()
+        by_above: dict[int | None, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in rows:
+            by_above[row[3]].append(row)
+        aboves: list[int | None] = [None]
+        while aboves:
+            above = aboves.pop()
+            for id, model, owner, _, tokens, file, size, used in by_above.pop(above, ()):
+                start = None if above is None else entries[above]
+                entry = entries[id] = self.states.place(owner, np.frombuffer(tokens, "<i4"), model, start)
+                if entry.id or (start is not None and start.tree is not entry.tree):
+                    raise LookupError(f"state {id} is not where it should be")
+                entry.used = float(used)
+                self.states.save(entry, id, str(file), int(size))
+                aboves.append(id)
+        if by_above:
+            raise LookupError("there are states after others that are not there")
+        self.states.saved = dict(sorted(self.states.saved.items(), key=lambda item: item[1].used))
+        for (
+            tenant,
+            id,
+            name,
+            parent,
+            num,
+            size,
+            created,
+            used,
+            model,
+            seal,
+            note_bytes,
+            state,
+            why,
+        ) in self.index.holds():
+            if state is None:
+                self.holds.bury(tenant, str(why), id, name if model == self.index.model else None)
+                continue
+            times = float(created), float(used)
+            hold = Hold(tenant, id, name, parent, None, int(num), int(size), *times, model, seal, int(note_bytes))
+            self.holds.add(hold, entries[state])
 
     def _clean(self) -> None:
-        """Files without a row are deleted, and rows without a file."""
-        known, there = self.writing.files(), set()
-        for entry in (x for folder in os.scandir(self._states) if folder.is_dir() for x in os.scandir(folder)):
+        """Delete files without a state, and states without a file."""
+        files, found = {x.file for x in self.states.saved.values()}, set()
+        for entry in (
+            x for folder in os.scandir(self._folder / "states") if folder.is_dir() for x in os.scandir(folder)
+        ):
             match = FILE.fullmatch(entry.name)
-            if match and match[1] in known:
-                there.add(match[1])
+            if match and match[1] in files:
+                found.add(match[1])
             elif match and not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry)
-        for name in known - there:
-            self.writing.forget_file(name, "its file was lost")
+        for state in [x for x in self.states.saved.values() if x.file not in found]:
+            self.remove(state, LOST)
 
 
-def is_sound(path: Path) -> bool:
-    """Whether this is a SQLite database as SQLite left it. Raises sqlite3.OperationalError where it can't be read."""
-    if not path.is_file():
-        return False
-    db = sqlite3.connect(path)
+def lock_folder(folder: Path) -> int:
+    """Take a folder for this store alone; return the descriptor that keeps it until it is closed or the process ends.
+
+    Raises UserError if another server has the folder, or if it can't be written.
+    """
     try:
-        return db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-    except sqlite3.OperationalError:
-        raise
-    except (sqlite3.DatabaseError, UnicodeDecodeError):
-        return False
-    finally:
-        db.close()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"states can't be kept in {folder}: {error.strerror}. Give a folder that this user may write to."
+        ) from error
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+    try:
+        flock(file, LOCK_EX | LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise UserError(
+            f"the states in {folder} belong to a server that is running. Stop it first, or give this one another folder: "
+            "each server has one of its own."
+        ) from error
+    return file

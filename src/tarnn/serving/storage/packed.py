@@ -15,9 +15,8 @@ from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.serving.model import ServedModel, StateKey
 from tarnn.serving.pool import new_state
-from tarnn.serving.snapshot import Snapshot, plain_bytes
+from tarnn.serving.snapshot import Snapshot, Tokens, plain_bytes
 from tarnn.serving.state_info import UnfitState
-from tarnn.serving.storage.tree import Tokens
 
 Field = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor's name, type and shape
 MOST_LAYOUTS = 1024  # a hybrid has another one for each length
