@@ -11,9 +11,9 @@ import pytest
 from support.served import NO_ENDS, alone, answer, prompt
 
 from tarnn.decoding.streaming import TextStream
-from tarnn.serving.choice import Choice
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.request import Request, Sampling, TokenLogprob
+from tarnn.serving.stream import Choice
 
 ENDLESS = Request(prompt(5), 10**7, Sampling(seed=0), end_ids=NO_ENDS)
 

@@ -11,10 +11,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from support.old_index import to_version_1
 from support.stored import same, served, snapshot_after, snapshot_of
 
 from tarnn.decoding.state_file import load_state
 from tarnn.errors import UserError
+from tarnn.serving import store as store_module
 from tarnn.serving.state_info import NameTaken, StateGone, UnfitState, UnknownState
 from tarnn.serving.storage import disk as disk_module
 from tarnn.serving.storage.disk import HOLD_BYTES
@@ -106,6 +108,56 @@ def test_tokens_are_there_once(linear, open_store, tmp_path):
     store = open_store()
     assert {x.id: store.get("a", x.id).tokens.tolist() for x in store.list("a")} == held
     assert store.longest("a", book) is None
+
+
+def test_a_folder_of_the_first_version_opens(linear, open_store, tmp_path):
+    """States after beginnings of others, in any order, and sequences that part where no state is."""
+    store, sequences = open_store(), [TOKENS, TOKENS[:3], [*TOKENS[:5], 1, 1], [3, 4], [3, 5, 6], []]
+    snapshots = {store.hold("a", x := snapshot_of(linear, tokens), note="n").id: x for tokens in sequences}
+    store.keep("a", kept := snapshot_of(linear, [8, 8]))
+    store.delete("a", lost := store.hold("a", snapshot_of(linear, [6])).id)
+    store.close()
+    index = tmp_path / "states" / "index.sqlite"
+    to_version_1(index, {x.stem: load_state(x, linear.model)[2] for x in files(tmp_path)})
+    assert sqlite3.connect(index).execute("PRAGMA user_version").fetchone() == (1,)
+    for _ in range(2):
+        store = open_store()
+        assert {x.id for x in store.list("a")} == set(snapshots)
+        for id, snapshot in snapshots.items():
+            assert same(store.get("a", id), snapshot)
+            assert same(store.longest("a", snapshot.tokens), snapshot)
+            assert store.info("a", id).note == "n"
+        assert same(store.longest("a", kept.tokens), kept)
+        with pytest.raises(UnknownState):
+            store.get("a", lost)
+        more = store.hold("a", snapshot_of(linear, [3]))
+        assert same(store.get("a", more.id), snapshot_of(linear, [3]))
+        store.delete("a", more.id)
+        store.close()
+
+
+def test_an_index_of_a_later_version_is_refused(open_store, tmp_path):
+    open_store().close()
+    with sqlite3.connect(tmp_path / "states" / "index.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UserError, match="version 99 of the index; this tarnn reads version 2"):
+        open_store()
+
+
+def test_tokens_of_states_on_disk_have_a_bound_in_memory(linear, open_store, monkeypatch):
+    """They go with states that nobody holds, and then with those that are held."""
+    monkeypatch.setattr(store_module, "LEAST_TREES", 100_000)
+    store = open_store(disk=10**6)
+    for number in range(40):
+        snapshot = snapshot_of(linear, np.append(np.full(2000, number), number))
+        if number % 2:
+            store.keep("a", snapshot)
+        else:
+            held = store.hold("a", snapshot)
+    assert store.stats.disk_states < 15
+    assert store.stats.disk_bytes < 500_000
+    assert same(store.get("a", held.id), snapshot_of(linear, np.append(np.full(2000, 38), 38)))
 
 
 def test_a_state_of_another_server_is_refused_by_name(linear, open_store):

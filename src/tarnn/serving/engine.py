@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tarnn.serving.model import ServedModel
-from tarnn.serving.prefill import Prefill
+from tarnn.serving.pool import Prefill
 from tarnn.serving.request import Request, check_request
 from tarnn.serving.scheduler import PrefixCache, Scheduler
 from tarnn.serving.stream import RequestQueue, Stream

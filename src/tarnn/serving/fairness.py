@@ -3,9 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tarnn.serving.choice import Choice
-from tarnn.serving.prefill import Prefill
-from tarnn.serving.stream import RequestQueue
+from tarnn.serving.pool import Prefill
+from tarnn.serving.stream import Choice, RequestQueue
 
 OPEN = 4  # prompts of one client that are read side by side, so that a short one needn't wait for a long one
 

@@ -5,13 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from tarnn.decoding.draws import Drawn, RowSampling, draw_rows
-from tarnn.serving.choice import Choice
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import Pool
+from tarnn.serving.pool import EVERY, Pool
 from tarnn.serving.request import TokenLogprob
 from tarnn.serving.snapshot import Snapshot
+from tarnn.serving.stream import Choice
 
-EVERY = 1024  # tokens after which a state is kept
 NO_TOKEN = -1  # of a row whose logits are no distribution
 DIVERGED = (
     "the model's logits are no distribution (NaN or infinite): its weights or its state have diverged. Check the checkpoint, or "

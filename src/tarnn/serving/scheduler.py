@@ -12,13 +12,12 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from tarnn.serving.choice import Choice
 from tarnn.serving.fairness import FairQueue, client_of, has_fewer_rows, next_choice, requests_to_end, row_to_preempt
 from tarnn.serving.model import ServedModel
-from tarnn.serving.prefill import Prefill
-from tarnn.serving.rows import EVERY, Rows, without
+from tarnn.serving.pool import EVERY, Prefill
+from tarnn.serving.rows import Rows, without
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.stream import RequestQueue, notify
+from tarnn.serving.stream import Choice, RequestQueue, notify
 
 MOST_UNREAD = 256  # tokens of a choice that its reader has not taken; beyond, the request is paused
 LOOK = 32  # steps between two looks for slow readers

@@ -29,7 +29,7 @@ FILE = re.compile(r"([0-9a-f]{32})\.safetensors|\.[0-9a-f]{32}\.safetensors\.par
 SLACK = 100  # one part in 100 of the bound is made free at once, so that not each new state has to wait for that
 TRIES = 3  # if the disk is full before the store is
 FULL = (errno.ENOSPC, errno.EDQUOT)
-HOLD_BYTES = 300  # of an id in the index, measured
+HOLD_BYTES, HOLD_OBJECTS = 300, 1000  # of an id in the index, measured, and in memory
 ROOM, LOST = "it had to make room for others", "its file was lost"
 
 
@@ -221,7 +221,7 @@ class Disk:
     def _make_room(self, size: int, holder: str | None) -> None:
         """Make room for a new file within the bound. holder: a tenant whose state may push out held ones: of the tenant that
         has the most, so that none pushes out a state of one that has less."""
-        while (surplus := self.nbytes + size - self.bound) > 0 or self.states.trees_are_full:
+        while (surplus := self.nbytes + size - self.bound) > 0 or self._memory_is_full:
             surplus += self.bound // SLACK
             if not self._evict(surplus) and not (
                 holder is not None and self._evict(surplus, self._largest(size, holder))
@@ -229,6 +229,12 @@ class Disk:
                 raise NoRoom(
                     errno.ENOSPC, f"the store's bound of {self.bound:,} bytes leaves no room for {size:,} more"
                 )
+
+    @property
+    def _memory_is_full(self) -> bool:
+        """Return True if tokens and ids of what is on the disk take more memory than they may."""
+        most = self.states.most_trees
+        return most is not None and self.states.tree_bytes + HOLD_OBJECTS * len(self.holds) > most
 
     def _largest(self, size: int, holder: str) -> str:
         """Return the tenant that has the most, when this one has `size` bytes more."""
@@ -276,9 +282,14 @@ class Disk:
         if not path.exists() or is_sound(path):
             try:
                 self.index = Index(path, self._packer.key)
-                return self._read()
+                try:
+                    return self._read()
+                except BaseException:
+                    self.index.close()
+                    raise
+            except sqlite3.NotSupportedError:
+                raise
             except (sqlite3.DatabaseError, LookupError, TypeError, ValueError) as error:
-                self.index.close()
                 if isinstance(error, sqlite3.OperationalError) and "decode" not in str(error):
                     raise
                 self.states.clear()

@@ -257,13 +257,14 @@ class States:
         It is the one with the least tokens to be read again, by the time since its last use. States that clients have an id
         for, and that are nowhere else, make room for each other only: those of the client that has the most.
         """
-        if self.nbytes <= self.bound and not self.trees_are_full:
+        over = self.nbytes > self.bound
+        if not over and not self.trees_are_full:
             return None
         drawn = self.loaded if len(self.loaded) <= SAMPLE else self._draws.sample(self.loaded, SAMPLE)
         for some in (drawn, self.loaded):
-            if free := [x for x in some if (x.id or not x.holds) and x is not new]:
+            if free := [x for x in some if x is not new and (not x.holds if not x.id else over)]:
                 return min(free, key=self.worth)
-        if not new.holds or new.id:
+        if not (over and new.holds) or new.id:
             return None
         shares: Counter[str] = Counter()
         for x in self.loaded:
