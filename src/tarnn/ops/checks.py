@@ -110,14 +110,11 @@ def check_kind(state: Any, kind: type, function: str) -> None:
         raise TypeError(f"state must be a {kind.__name__}, which {function} returns; got {type(state).__name__}.")
 
 
-def check_step(function: str, kind: type, state: Any, inplace: bool, **first: Tensor) -> None:
-    """Raise ValueError unless the first input, q (b, h, 1, d) or x (b, 1, c), is one token, and `inplace` has a state."""
-    ((name, x),) = first.items()
-    shape = "(b, h, 1, d)" if name == "q" else "(b, 1, c)"
-    if x.ndim == shape.count(",") + 1 and x.shape[-2] != 1:
-        raise ValueError(
-            f"a step takes one token, {name} {shape}; got {tuple(x.shape)}. For more, {function}(state=…)."
-        )
+def check_step(function: str, x: Tensor, ndim: int, kind: type, state: Any, inplace: bool) -> None:
+    """Raise ValueError unless the first input, q with 4 axes or x with 3, is one token, and `inplace` has a state."""
+    if x.ndim == ndim and x.shape[-2] != 1:
+        expected = "q (b, h, 1, d)" if ndim == 4 else "x (b, 1, c)"
+        raise ValueError(f"a step takes one token, {expected}; got {tuple(x.shape)}. For more, {function}(state=…).")
     if inplace and state is None:
         raise ValueError(
             f"a step with inplace=True needs a state to write into: make one with {kind.__name__}.zeros(…)."

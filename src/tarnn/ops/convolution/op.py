@@ -76,7 +76,7 @@ def short_convolution_step(
     Arguments, precision and errors as there. `state=None` starts a sequence. `inplace` writes into the given state, which may
     have any strides, and returns it: for loops that own it, without gradients.
     """
-    check_step("short_convolution", ConvolutionState, state, inplace, x=x)
+    check_step("short_convolution", x, 3, ConvolutionState, state, inplace)
     if (
         inplace
         and state is not None

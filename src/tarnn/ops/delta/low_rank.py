@@ -83,7 +83,7 @@ def low_rank_delta_step(
     log_decay: (h,), (rows, h, 1) or (rows, h, 1, d). Other arguments as there. `state=None` starts a sequence. The given state
     stays as it was unless `inplace=True`, which writes into its tensor (for loops without gradients) and returns it.
     """
-    check_step("low_rank_delta_rule", DeltaState, state, inplace, q=q)
+    check_step("low_rank_delta_rule", q, 4, DeltaState, state, inplace)
     call = _make_call(q, k, v, a, b, log_decay, scale, None, None, state)
     if call.S is None:
         call = call._replace(S=call.new_state().zero_())

@@ -105,7 +105,7 @@ def delta_step(
     sequence. Returns o and the new state; the given one stays as it was unless `inplace=True`, which writes into its tensor
     (for loops without gradients) and returns it.
     """
-    check_step("delta_rule", DeltaState, state, inplace, q=q)
+    check_step("delta_rule", q, 4, DeltaState, state, inplace)
     call = make_call(q, k, v, beta, log_decay, normalize_qk, scale, None, None, state)
     if state is None:
         call = call._replace(S=call.new_state().zero_())

@@ -126,7 +126,7 @@ def hybrid_step(
 
     Arguments, options and errors as in `hybrid_attention`, which gives the state; time and memory don't grow.
     """
-    check_step("hybrid_attention", HybridState, state, inplace, q=q)
+    check_step("hybrid_attention", q, 4, HybridState, state, inplace)
     return hybrid_attention(
         q, k, v, feature_map, causal=True, window=window, state=state, return_state=True, inplace=inplace, **options
     )

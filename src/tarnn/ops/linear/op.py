@@ -148,7 +148,7 @@ def step(
 
     Katharopoulos et al. 2020, eq. 16–20 (arXiv 2006.16236).
     """
-    check_step("linear_attention", LinearState, state, inplace, q=q)
+    check_step("linear_attention", q, 4, LinearState, state, inplace)
     made = make_call(q, k, v, feature_map, True, normalize, eps, None, None, log_decay, key_log_weight, state)
     call = made.call
     if state is None:

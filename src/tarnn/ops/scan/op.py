@@ -68,7 +68,7 @@ def diagonal_scan_step(
     `state=None` starts a sequence. The given state stays as it was unless `inplace=True`, which writes into its tensor (for loops
     without gradients) and returns it.
     """
-    check_step("diagonal_scan", ScanState, state, inplace, x=x)
+    check_step("diagonal_scan", x, 3, ScanState, state, inplace)
     o, h = diagonal.step(_diagonal_call(x, log_decay, None, None, state), inplace=inplace)[:2]
     return o, state if inplace and state is not None else ScanState(h)
 
@@ -149,7 +149,7 @@ def selective_scan_step(
     `state=None` starts a sequence. The given state stays as it was unless `inplace=True`, which writes into its tensor (for loops
     without gradients) and returns it.
     """
-    check_step("selective_scan", ScanState, state, inplace, x=x)
+    check_step("selective_scan", x, 3, ScanState, state, inplace)
     o, h = selective.step(_selective_call(x, dt, A, B, C, D, None, None, state), inplace=inplace)[:2]
     return o, state if inplace and state is not None else ScanState(h)
 

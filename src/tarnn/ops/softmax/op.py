@@ -110,7 +110,7 @@ def softmax_step(
 ) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:
     """One token of softmax attention: O(length) time. Returns o and the new cache; `inplace` as in `KVCache.append`."""
     check_attention(q, k, v, causal=True)
-    check_step("softmax_attention", KVCache, state, inplace, q=q)
+    check_step("softmax_attention", q, 4, KVCache, state, inplace)
     state = state.append(k, v, inplace=inplace)
     k, v, key_mask = state.read(q.dtype)
     return attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
