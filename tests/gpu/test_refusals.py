@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tarnn.cli import machine
-from tarnn.kernels.contract import Mendable, reasons
+from tarnn.kernels.contract import FixableRefusal, reasons
 from tarnn.kernels.delta import Call as DeltaCall
 from tarnn.kernels.fla import availability
 from tarnn.kernels.linear import Call
@@ -44,7 +44,7 @@ def test_a_gpu_with_all_that_is_needed(a_gpu, on_the_gpu, monkeypatch):
     assert reasons("delta", delta_call()) == {"fla": None}
     monkeypatch.setenv("TARNN_KERNELS", "off")
     assert "switched off" in a_gpu().why
-    assert not isinstance(availability.refusal(call().q, call().v, 8), Mendable)
+    assert not isinstance(availability.refusal(call().q, call().v, 8), FixableRefusal)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,12 @@ def test_a_gpu_with_all_that_is_needed(a_gpu, on_the_gpu, monkeypatch):
 def test_what_can_be_mended_is_worth_a_warning(a_gpu, on_the_gpu, words, part):
     assert a_gpu(**words).path == "PyTorch"
     why = reasons("linear", call())["fla"]
-    assert isinstance(why, Mendable)
+    assert isinstance(why, FixableRefusal)
     assert part in why
     assert why.startswith("On this GPU plain PyTorch computes")
-    assert not isinstance(reasons("linear", call(dtype=torch.float32))["fla"], Mendable)  # nobody has to mend that
+    assert not isinstance(
+        reasons("linear", call(dtype=torch.float32))["fla"], FixableRefusal
+    )  # nobody has to mend that
 
 
 def call(t=5, d=8, dtype=torch.bfloat16, **fields) -> Call:
@@ -95,7 +97,7 @@ def test_other_calls_are_for_plain_pytorch(a_gpu, on_the_gpu, op, refused, part)
     a_gpu()
     answers = reasons(op, refused)
     assert part in answers["fla"]
-    assert not isinstance(answers["fla"], Mendable)
+    assert not isinstance(answers["fla"], FixableRefusal)
     assert list(answers.values())[-1] is None
 
 

@@ -73,9 +73,9 @@ def test_results_lie_as_every_backends_do():
         results = [(x, y) for x, y in zip(outputs, promised) if x is not None]
         returned = None
         if backend is fla_linear:
-            returned = linear.Returned.of(call, outputs, torch.ones_like(outputs.o), torch.ones_like(outputs.S))
+            returned = linear.BackwardInputs.of(call, outputs, torch.ones_like(outputs.o), torch.ones_like(outputs.S))
         else:
-            sent = type("Returned", (), {"grad_o": torch.ones_like(outputs.o), "grad_S": None, "kept": None})
+            sent = type("BackwardInputs", (), {"grad_o": torch.ones_like(outputs.o), "grad_S": None, "kept": None})
             returned = sent
         grads, targets = backend.backward(call, returned), call.new_gradients(returned)
         results += [(x, y) for x, y in zip(grads, targets) if y is not None]

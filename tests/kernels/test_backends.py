@@ -13,7 +13,7 @@ from tarnn.kernels import contract
 from tarnn.kernels.contract import schema
 from tarnn.kernels.cpu import linear as cpu
 from tarnn.kernels.eager import linear as eager
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import BackwardInputs, Call, Gradients, Outputs
 from tarnn.ops.linear.op import attend
 
 DTYPES = [torch.float64, torch.float32, torch.float16]
@@ -66,7 +66,7 @@ def all_results(backend, call: Call) -> tuple[Outputs, Gradients]:
     outputs = backend.forward(call)
     grad_o = torch.ones(1, 1, 1, 1, dtype=call.v.dtype).expand(outputs.o.shape)
     grads = (torch.randn_like(outputs.S), torch.randn_like(outputs.z))
-    found = backend.backward(call, Returned.of(call, outputs, grad_o, *grads))
+    found = backend.backward(call, BackwardInputs.of(call, outputs, grad_o, *grads))
     # a backend may make gradients of a state that nobody gave, or not
     return outputs, Gradients(*found.wanted(call))
 
@@ -91,7 +91,7 @@ def test_results_look_alike_whoever_computes_them_and_as_the_fakes_promise(optio
     outputs, grads = all_results(eager, call)
     assert all(x is None or not x.isnan().any() for x in (*outputs, *grads))
     assert looks(outputs) == looks(call.new_outputs())
-    assert looks(grads) == looks(call.new_gradients(Returned.of(call, outputs, outputs.o)).of(call).wanted(call))
+    assert looks(grads) == looks(call.new_gradients(BackwardInputs.of(call, outputs, outputs.o)).of(call).wanted(call))
     if cpu.refusal(call) is None:
         compiled, compiled_grads = all_results(cpu, call)
         assert looks(compiled) == looks(outputs)
@@ -101,7 +101,7 @@ def test_results_look_alike_whoever_computes_them_and_as_the_fakes_promise(optio
         fake = Call(*[mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in call])
         promised = attend.forward_op(*fake)
         assert looks(promised) == looks(outputs[:5])  # what a backend keeps for itself is no result
-        returned = Returned.of(call, Outputs(*promised), promised[0], promised[2], promised[3])
+        returned = BackwardInputs.of(call, Outputs(*promised), promised[0], promised[2], promised[3])
         found = attend.backward_op(*returned, *fake)
     there = [(x, y) for x, y in zip(found, grads) if y is not None]
     assert looks([x for x, _ in there]) == looks([y for _, y in there])
@@ -127,13 +127,13 @@ def test_a_record_is_its_flattened_form():
     arguments = attend.forward_op._opoverload._schema.arguments
     assert tuple(x.name for x in arguments) == Call._fields
     arguments = attend.backward_op._opoverload._schema.arguments
-    assert tuple(x.name for x in arguments) == (*Returned._fields, *Call._fields)
-    returned = Returned(*range(len(Returned._fields)))
+    assert tuple(x.name for x in arguments) == (*BackwardInputs._fields, *Call._fields)
+    returned = BackwardInputs(*range(len(BackwardInputs._fields)))
     back = attend.records((*returned, *call))
     assert back[0] == returned
     assert all(x is y for x, y in zip(back[1], call))
     end = "Tensor? kept, bool wants_projection) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)"
-    assert schema(Returned, results=Outputs).endswith(end)
+    assert schema(BackwardInputs, results=Outputs).endswith(end)
 
 
 def test_every_backend_has_the_contracts_functions():
@@ -176,7 +176,7 @@ def test_a_refusal_that_the_user_can_mend_is_a_warning_once(added):
     q = torch.randn(1, 2, 5, 3)
     added.refusal = lambda call: "It has better things to do."
     linear_attention(q, q, q, causal=True)  # a reason that nobody can mend: no warning
-    added.refusal = lambda call: contract.Mendable("The fast kernels sleep: wake them.")
+    added.refusal = lambda call: contract.FixableRefusal("The fast kernels sleep: wake them.")
     with pytest.warns(SlowPathWarning, match="wake them"):
         linear_attention(q, q, q, causal=True)
     with warnings.catch_warnings():

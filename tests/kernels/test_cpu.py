@@ -15,7 +15,7 @@ from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 
 from tarnn import Elu, LinearAttention
 from tarnn.kernels.cpu import linear as cpu
-from tarnn.kernels.linear import Returned
+from tarnn.kernels.linear import BackwardInputs
 from tarnn.ops import LinearState, linear_attention
 from tarnn.ops.linear.arguments import make_call
 
@@ -105,7 +105,7 @@ def test_states_that_forward_keeps_are_those_that_backward_would_make(mode):
     how = {"causal": True, "normalize": given.drawn.normalize, "eps": None}
     call = make_call(*given.inputs[:3], given.feature_map, **how, **options).call
     outputs = cpu.forward(call)
-    returned = Returned(given.grads[0], None, None, *outputs[:2], None, None, None, None, False)
+    returned = BackwardInputs(given.grads[0], None, None, *outputs[:2], None, None, None, None, False)
     kept = (outputs.kept, None, torch.zeros_like(outputs.kept))
     found = [cpu.backward(call, returned._replace(kept=x))[:3] for x in kept]
     assert same_bits(found[0], found[1])

@@ -10,7 +10,7 @@ from support.fuzz_calls import MAPS, Call
 from support.kernel_calls import MODES, drawn, multiplied_in_bfloat16, same_bits
 
 from tarnn.kernels.cpu import linear as cpu
-from tarnn.kernels.linear import Returned
+from tarnn.kernels.linear import BackwardInputs
 from tarnn.ops import LinearState, linear_attention
 from tarnn.ops.linear.arguments import make_call
 
@@ -86,7 +86,7 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
     assert same_bits([outputs.o], [wide_outputs.o.to(outputs.o.dtype)])
     assert same_bits(outputs[1:5], wide_outputs[1:5])
     grad_o, grad_S, grad_z = given.grads
-    returned = Returned(grad_o, grad_S.float(), grad_z.float(), *outputs[:5], None, wants_projection=False)
+    returned = BackwardInputs(grad_o, grad_S.float(), grad_z.float(), *outputs[:5], None, wants_projection=False)
     grads = cpu.backward(narrow, returned)
     wide_grads = cpu.backward(wide, returned._replace(grad_o=grad_o.float(), o=outputs.o.float()))
     pairs = [(x, y.to(x.dtype)) for x, y in zip(grads, wide_grads) if x is not None]

@@ -5,7 +5,7 @@ and `Call(*inputs)` is the call again. `schema` writes the operator's arguments 
 is in the file of that name beside this one.
 
 A *backend* is a package beside this file, named in `ORDER`. For each op that it computes it has a file of the op's name
-with the functions that eager's file has. Its `refusal(call)` says in one sentence why it can't compute a call (`Mendable` if
+with the functions that eager's file has. Its `refusal(call)` says in one sentence why it can't compute a call (`FixableRefusal` if
 the user can change that), or None. The first that does not refuse a call computes it; eager, the last, takes all.
 """
 
@@ -31,7 +31,7 @@ _KINDS = {
 }
 
 
-class Mendable(str):
+class FixableRefusal(str):
     """A refusal for a reason that the user can do something about: it is worth a warning."""
 
 
@@ -59,7 +59,7 @@ def choose(op: str, call: Any) -> Any:
         reason = backend.refusal(call)
         if reason is None:
             return backend
-        if isinstance(reason, Mendable):
+        if isinstance(reason, FixableRefusal):
             _warn_once(reason)
     raise AssertionError("eager takes every call")
 

@@ -50,7 +50,7 @@ class Outputs(NamedTuple):
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
 
 
-class Returned(NamedTuple):
+class BackwardInputs(NamedTuple):
     """Inputs of `backward` beside the call: gradients of its outputs, and the outputs that it kept for this."""
 
     grad_o: Tensor
@@ -68,7 +68,7 @@ class Returned(NamedTuple):
     @classmethod
     def of(
         cls, call: Any, outputs: Outputs, grad_o: Tensor, grad_S: Tensor | None = None, grad_z: Tensor | None = None
-    ) -> "Returned":
+    ) -> "BackwardInputs":
         """These gradients of a call's outputs, with what it kept of them; gradients of all that it was given are wanted."""
         S, z, M = (None, None, None) if call.causal else (outputs.S, outputs.z, outputs.M)
         projected = call.omega is not None

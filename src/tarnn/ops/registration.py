@@ -66,7 +66,7 @@ class Op:
                 return backend.forward(call, for_backward=False, with_state=with_state)
             if not hasattr(backend, "backward"):
                 return backend.forward(call)
-            results = _Light.apply(self, backend, call, with_state, *present(call))
+            results = _EagerAutograd.apply(self, backend, call, with_state, *present(call))
             names = self.handed_out if with_state else self.handed_out[:1]
             return self.nothing._replace(**dict(zip(names, results if with_state else (results,))))
         if is_transformed() or self.forward_op is None or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
@@ -135,7 +135,7 @@ class Op:
 def _returned(call: Any, outputs: Any, differentiable: tuple[str, ...]) -> Any:
     kept = (f"{name}_behind" if name in call._fields else name for name in outputs._fields)
     names = (*(f"grad_{name}" for name in differentiable), *kept)
-    return NamedTuple("Returned", [(name, Tensor | None) for name in names])  # type: ignore[misc]
+    return NamedTuple("BackwardInputs", [(name, Tensor | None) for name in names])  # type: ignore[misc]
 
 
 def _leaf(x: Tensor | None) -> Tensor | None:
@@ -173,7 +173,7 @@ def restored(ctx, op: Op, grads: Sequence[Tensor | None], needs: Any) -> tuple[A
     return call, op.returned(*grads, *kept, *op.flags(needs))
 
 
-class _Light(torch.autograd.Function):
+class _EagerAutograd(torch.autograd.Function):
     """An op for calls that nothing traces, at a tenth of the operator's overhead. It takes the call as one argument, for the
     forward alone, and the tensors in it, which autograd has to see."""
 

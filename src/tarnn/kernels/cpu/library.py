@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from tarnn.kernels.contract import Mendable
+from tarnn.kernels.contract import FixableRefusal
 
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
@@ -50,7 +50,7 @@ def refusal() -> str | None:
     if path != PLAIN:
         return None
     sentence = f"Attention on the CPU runs in plain PyTorch, several times slower: {why}."
-    return sentence if _disabled or os.environ.get("TARNN_KERNELS") == "off" else Mendable(sentence)
+    return sentence if _disabled or os.environ.get("TARNN_KERNELS") == "off" else FixableRefusal(sentence)
 
 
 def available() -> bool:

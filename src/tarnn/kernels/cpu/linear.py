@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 
 from tarnn.kernels.cpu import arguments, library
 from tarnn.kernels.features import NAMES
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import BackwardInputs, Call, Gradients, Outputs
 
 # positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
 CHUNK = 32
@@ -47,7 +47,7 @@ def _new_kept(call: Call) -> Tensor | None:
     return None if count < 1 else call.q.new_empty(b, m, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: BackwardInputs) -> Gradients:
     grads = _with_room(call.new_gradients(returned), call)
     grad_S, grad_z = (arguments.in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(

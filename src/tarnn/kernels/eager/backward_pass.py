@@ -9,11 +9,11 @@ from torch.nn.functional import pad
 from tarnn.kernels.eager.forward_pass import one_in_units, output_factor, pair_products, states, weighted_phi
 from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments, spread_over
 from tarnn.kernels.features import features_backward
-from tarnn.kernels.linear import Call, Gradients, Returned
+from tarnn.kernels.linear import BackwardInputs, Call, Gradients
 from tarnn.numerics import finite
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: BackwardInputs) -> Gradients:
     """The gradients of a call that isn't packed."""
     segments, grads = Segments(call), call.new_gradients(returned)
     state, M = segments.initial_state()
@@ -94,7 +94,7 @@ def _full_backward(segments: Segments, grads, returned, M_before, grad_state) ->
     return grad_state if M is None else grad_state * (M_before - finite(M)).exp()[..., None, None]
 
 
-def _grad_output(call: Call, at: Segment, queries: Queries, M_rows: Tensor | None, returned: Returned) -> Tensor:
+def _grad_output(call: Call, at: Segment, queries: Queries, M_rows: Tensor | None, returned: BackwardInputs) -> Tensor:
     """G' (b, g, n, r·c, e + 1): the gradient of [numerator | denominator], from that of o."""
     here = slice(at.start, at.stop)
     grad, den = returned.grad_o[:, :, here].to(call.dtype), returned.den[:, :, here]

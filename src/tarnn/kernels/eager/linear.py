@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tarnn.kernels.eager import backward_pass, forward_pass, packed, refusal as refusal
 from tarnn.kernels.eager.segments import call_features
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import BackwardInputs, Call, Gradients, Outputs
 from tarnn.numerics import finite, full_precision
 
 
@@ -36,7 +36,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
         return forward_pass.forward(call)
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: BackwardInputs) -> Gradients:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
             whole = backward_pass.backward

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.contract import Mendable
+from tarnn.kernels.contract import FixableRefusal
 
 VERSION = "0.6"  # of the package, whose functions the wrapper was tested with
 OLDEST = (8, 0)  # compute capability: Ampere has bfloat16
@@ -79,4 +79,4 @@ def refusal(q: Tensor, v: Tensor, num_channels: int) -> str | None:
     if path != PLAIN:
         return None
     sentence = f"On this GPU plain PyTorch computes: {why}."
-    return sentence if why.startswith("switched off") else Mendable(sentence)
+    return sentence if why.startswith("switched off") else FixableRefusal(sentence)

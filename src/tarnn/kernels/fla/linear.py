@@ -20,7 +20,7 @@ from tarnn.kernels.eager.linear import step as step
 from tarnn.kernels.eager.segments import call_features
 from tarnn.kernels.fla import availability, stages
 from tarnn.kernels.fla.stages import Stages, Tensors
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import BackwardInputs, Call, Gradients, Outputs
 
 
 def refusal(call: Call) -> str | None:
@@ -44,7 +44,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     return Outputs(o, den, S, z, z.new_zeros(z.shape[:2]))
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: BackwardInputs) -> Gradients:
     return stages.gradients_of(call, returned, _stages, ("o", "S", "z"))
 
 

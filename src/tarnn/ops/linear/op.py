@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import BackwardInputs, Call, Gradients, Outputs
 from tarnn.ops.checks import check_step
 from tarnn.ops.linear.arguments import make_call, with_log_weights
 from tarnn.ops.linear.bidirectional import attend_both_sides
@@ -35,7 +35,7 @@ attend = Op(
     ("o", "S", "z"),
     handed_out=("o", "S", "z", "M"),
     keep=_keep,
-    returned=Returned,
+    returned=BackwardInputs,
     flags=lambda needs: (bool(needs.omega or needs.bias),),  # `wants_projection`
 )
 with_operator(attend, "linear_attention")
