@@ -5,8 +5,8 @@ and `Call(*inputs)` is the call again. `schema` writes the operator's arguments 
 is in the file of that name beside this one.
 
 A *backend* is a package beside this file, named in `ORDER`. For each op that it computes it has a file of the op's name
-with the functions that eager's file has. Its `refusal(call)` says in one sentence why it can't compute a call (`FixableRefusal` if
-the user can change that), or None. The first that does not refuse a call computes it; eager, the last, takes all.
+with the functions that eager's file has. Its `refusal(call)` says in one sentence why it can't compute a call (`FixableRefusal`
+if the user can change that), or None. The first that does not refuse a call computes it; eager, the last, takes all.
 """
 
 import importlib
