@@ -15,7 +15,7 @@ from transformers import Wav2Vec2CTCTokenizer
 from tarnn.cli.main import main
 from tarnn.data.tokenizers import amino_tokenizer, byte_tokenizer
 from tarnn.models import SpeechFeatures, TarnnConfig, TarnnForCausalLM, TarnnForCTC, TarnnForMaskedLM
-from tarnn.tasks.text.masked import with_mask
+from tarnn.tasks.text.task import with_mask
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 

@@ -91,8 +91,8 @@ def test_control_c(command, capsys):
         (["train"], "Missing argument 'SOURCE...'. See `tarnn train --help`."),
         (
             ["train", "x", "--out", "y", "--task", "speech"],
-            "Invalid value for '--task': 'speech' is not one of 'text', 'image', 'classification', "
-            "'ctc', 'masked-lm'. See `tarnn train --help`.",
+            "Invalid value for '--task': 'speech' is not one of 'text', 'masked-lm', 'image', "
+            "'classification', 'ctc'. See `tarnn train --help`.",
         ),
     ],
 )

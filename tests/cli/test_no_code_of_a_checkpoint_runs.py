@@ -12,7 +12,7 @@ import transformers as hf
 from tarnn.cli.main import main
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
-from tarnn.tasks.text.masked import with_mask
+from tarnn.tasks.text.task import with_mask
 
 TRAP = """
 from pathlib import Path

@@ -16,7 +16,7 @@ from tarnn.conversion.calibration import ExactKeys
 from tarnn.conversion.distil import MapLosses
 from tarnn.conversion.distil_trainer import DistillationTask
 from tarnn.errors import UserError
-from tarnn.training.interruption import InterruptedRun
+from tarnn.training.callbacks import InterruptedRun
 from tarnn.training.safe_trainer import SafeTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.training.redraw import Redraw, random_maps
+from tarnn.training.callbacks import Redraw, random_maps
 
 
 def model(**options):

@@ -39,7 +39,7 @@ def finetune(
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.rows import calibrated_length, context_length, read_rows
     from tarnn.matmul import fast_matmul, product_size
-    from tarnn.training.interruption import InterruptedRun
+    from tarnn.training.callbacks import InterruptedRun
 
     check_training(train, steps, batch_size, learning_rate)
     model_device = pick_device(device)

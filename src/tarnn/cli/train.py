@@ -42,8 +42,8 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
         import torch
 
         torch.set_num_threads(settings.threads)
+    from tarnn.training.callbacks import InterruptedRun
     from tarnn.training.checkpoints import latest
-    from tarnn.training.interruption import InterruptedRun
     from tarnn.training.processes import part
     from tarnn.training.run import train as train_run
 

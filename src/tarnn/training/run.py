@@ -29,12 +29,11 @@ from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
 from tarnn.training.arguments import refuse_too_large, training_arguments
 from tarnn.training.budget import Clock, TimeBudget
+from tarnn.training.callbacks import InterruptedRun, Interruption, Redraw, random_maps
 from tarnn.training.error_messages import assignments_blamed, failures_explained
 from tarnn.training.folder import CHECKPOINTS, LOG, claim, locked, refuse_stranger, write_settings
-from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.log import LogFile, StatusLine, cut_log, read_log
 from tarnn.training.processes import distributed, everywhere, refuse_disagreement, shared
-from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.summary import describe, table
 

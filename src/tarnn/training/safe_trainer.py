@@ -22,9 +22,9 @@ from tarnn.tasks.base import Trainable
 from tarnn.tasks.text.windows import IGNORED
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
+from tarnn.training.callbacks import Interruption
 from tarnn.training.checkpoints import RunState
 from tarnn.training.evaluation import measures
-from tarnn.training.interruption import Interruption
 from tarnn.training.processes import largest, local, shard_on_cpu
 
 CALIBRATION = 16  # examples

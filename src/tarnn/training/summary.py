@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from tarnn._version import __version__
 from tarnn.tasks import RunSettings, Task
 from tarnn.training.budget import WARMUP
-from tarnn.training.redraw import random_maps
+from tarnn.training.callbacks import random_maps
 
 SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of the model's choices
 
