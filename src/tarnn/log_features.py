@@ -29,7 +29,7 @@ class Scaled(NamedTuple):
     k: Tensor  # (b, g, s, f)
     log_decay: Tensor | None  # (b, g, s, f), causal only
     U: Tensor  # (b, h, t)  log-weights of queries
-    M: Tensor  # (n, g, f)  maxima behind the last key; −∞: no key
+    M: Tensor  # (n, g, f)  maxima after the last key; −∞: no key
 
 
 def causal_units(y: Tensor, x: Tensor, log_decay: Tensor | None, M: Tensor, cu_seqlens: Tensor | None = None) -> Scaled:

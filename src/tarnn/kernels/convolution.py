@@ -25,7 +25,7 @@ class ConvolutionFields(NamedTuple):
 
 class Outputs(NamedTuple):
     o: Tensor  # (b, t, c)  zeros at masked tokens
-    S: Any  # (n, w - 1, c)  the state behind; None where nobody asked for it
+    S: Any  # (n, w - 1, c)  the state after the call; None unless requested
 
 
 class Gradients(NamedTuple):

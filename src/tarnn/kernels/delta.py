@@ -32,7 +32,7 @@ class DeltaFields(NamedTuple):
 
 class Outputs(NamedTuple):
     o: Tensor  # (b, max(h, m), t, e)  in the dtype of q
-    S: Any  # (rows, n, d, e)  the state behind, wide
+    S: Any  # (rows, n, d, e)  the state after, wide
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
 
 

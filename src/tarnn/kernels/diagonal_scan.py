@@ -22,7 +22,7 @@ class Outputs(NamedTuple):
     """Results of a call. `kept` is for a backend's own `backward`."""
 
     o: Tensor  # (b, t, c)  h at every token, zeros at masked ones
-    h: Any  # (n, c) wide  the state behind; None where nobody asked for it
+    h: Any  # (n, c) wide  the state after the call; None unless requested
     kept: Tensor | None = None  # states that a backend keeps, as it likes
 
 

@@ -28,7 +28,7 @@ class Call(NamedTuple):
     z: Tensor  # (b, g, f)
     M: Tensor  # (b, g), or (b, g, f) with log_features
     seen: Tensor  # (b,)  how many tokens each row had before, and
-    length: Tensor  # (b,)  has now; what stands behind them is not read
+    length: Tensor  # (b,)  has now; what stands after them is not read
     # how much a key has faded at new token i: clock_i + birth_j, in the widest type; None where nothing fades
     clock: Tensor | None  # (b, g, t)
     birth: Tensor | None  # (b, g, w + t)
@@ -51,13 +51,13 @@ class Call(NamedTuple):
 class Outputs(NamedTuple):
     o: Tensor  # (b, h, t, e)  zeros at what is no token
     share: Tensor  # (b, h, t)  ρ
-    S: Any  # the sums behind
+    S: Any  # the sums after the call
     z: Any
     M: Any
     log_total: Any = None  # (b, h, t)  the log of each query's denominator, for a backend's own backward
     slots: Any = None  # (b, g, c)  which keys of the row, slots first, are in the slots now
     score: Any = None  # (b, g, c)  their scores
-    joined: Any = None  # (b, h, t, 2)  to both sides: 0 where features of the keys before, or behind, underflow
+    joined: Any = None  # (b, h, t, 2)  to both sides: 0 where features of the keys before, or after, underflow
 
 
 class Gradients(NamedTuple):

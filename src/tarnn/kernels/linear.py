@@ -44,7 +44,7 @@ class Outputs(NamedTuple):
 
     o: Tensor  # (b, max(h, m), t, e)
     den: Tensor | None  # (b, max(h, m), t)
-    S: Any  # (n, m, f, e)  the state behind; with z and M None where nobody asked for it
+    S: Any  # (n, m, f, e)  the state after the call; with z and M None unless requested
     z: Any  # (n, m, f)
     M: Any  # (n, m)  zeros where nothing has a log-weight; a step without log-weights has None
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None

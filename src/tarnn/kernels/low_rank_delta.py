@@ -31,7 +31,7 @@ class LowRankFields(NamedTuple):
 
 class Outputs(NamedTuple):
     o: Tensor  # (b, h, t, e)  in the dtype of q
-    S: Any  # (rows, h, d, e)  the state behind, wide
+    S: Any  # (rows, h, d, e)  the state after, wide
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
 
 

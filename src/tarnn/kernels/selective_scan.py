@@ -27,7 +27,7 @@ class Outputs(NamedTuple):
     """Results of a call. `kept` is for a backend's own `backward`."""
 
     o: Tensor  # (b, t, c)  zeros at masked tokens
-    h: Any  # (r, c, n) wide  the state behind; None where nobody asked for it
+    h: Any  # (r, c, n) wide  the state after the call; None unless requested
     kept: Tensor | None = None  # states that a backend keeps, as it likes
 
 

@@ -13,7 +13,7 @@ def shapes(**tensors: Tensor | None) -> str:
 def check_attention(
     q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None, grouped_values=False
 ) -> None:
-    """Raises ValueError or TypeError unless the arguments of an attention op fit each other.
+    """Raise ValueError or TypeError unless the arguments of an attention op fit each other.
 
     grouped_values: whether v may have more heads than q and k.
     """
@@ -56,7 +56,7 @@ def check_attention(
 
 
 def check_decay(name: str, log_decay: Tensor, v: Tensor) -> None:
-    """Raises ValueError unless it is a decay per head, token or channel of the keys of these values."""
+    """Raise ValueError unless it is a decay per head, token or channel of the keys of these values."""
     check_tensors(**{name: log_decay})
     b, g, s = v.shape[:3]
     channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)

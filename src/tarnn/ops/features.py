@@ -59,7 +59,7 @@ def _check_made(feature_map: FeatureMap, x: Tensor, phi: Tensor) -> None:
 
 
 def check_widths(phi_q: Tensor, phi_k: Tensor) -> None:
-    """Raises ValueError unless queries and keys have as many features: kernels read both by the width of one."""
+    """Raise ValueError unless queries and keys have as many features: kernels read both by the width of one."""
     if phi_q.shape[-1] != phi_k.shape[-1]:
         raise ValueError(
             f"a feature map must give queries and keys as many features; got {phi_q.shape[-1]} and {phi_k.shape[-1]}."

@@ -47,7 +47,7 @@ def _causal_backward(segments: Segments, grads, returned, state, M, grad_state) 
 
 
 def _causal_segment_backward(segments: Segments, grads, returned, at, state, M, grad_state) -> Tensor:
-    """Writes a segment's gradients; the gradient of the state before it, from that of the one behind it."""
+    """Writes a segment's gradients; the gradient of the state before it, from that of the one after it."""
     queries, keys = segments.queries(at), segments.keys(at)
     weights = segments.weights(at, keys, M)
     G = _grad_output(segments.call, at, queries, weights.M, returned)  # (b, g, n, r·c, e + 1)
@@ -108,7 +108,7 @@ def _grad_output(call: Call, at: Segment, queries: Queries, M_rows: Tensor | Non
 
 
 def _reverse_states(added: Tensor, keep: Tensor | None, grad_state: Tensor) -> tuple[Tensor, Tensor]:
-    """R' behind each chunk (b, g, n, f, e + 1), and before the first."""
+    """R' after each chunk (b, g, n, f, e + 1), and before the first."""
     after = []
     for n in reversed(range(added.shape[2])):
         after.append(grad_state)
@@ -180,7 +180,7 @@ def _write_log_decay(segments: Segments, grads: Gradients, at: Segment, flow, re
     """dlog_decay_l = Σ_{j<l≤i} flow_ij + Σ_{i≥l} read_i + Σ_{j<l} entered_j + across, within each chunk.
 
     That is all that passes l: from keys before it to queries from it on, from the state before the chunk to those
-    queries, from those keys to the state behind the chunk, and from state to state. Sums only: a difference of larger
+    queries, from those keys to the state after the chunk, and from state to state. Sums only: a difference of larger
     ones would lose digits. flow (b, g, n, x, c, c); read and entered (b, g, n, c, f); across (b, g, n, f).
     """
     if not segments.call.has_channels:

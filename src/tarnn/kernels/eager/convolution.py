@@ -57,7 +57,7 @@ class _Places(NamedTuple):
 
     source: Tensor  # (l,)  of each place: 0 for zeros, then the tokens of all states, then those of x
     token: Tensor  # (b·t,)  the place of each token; of a masked one any
-    behind: Tensor  # (n·(w − 1),)  the places of the states behind
+    behind: Tensor  # (n·(w − 1),)  the places of the states after all tokens
 
 
 def _of_places(call: Call) -> Outputs:

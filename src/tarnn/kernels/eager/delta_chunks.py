@@ -1,6 +1,6 @@
 """One chunk of the delta rule, forward and backward: the matrix products that `delta.py` describes.
 
-With R the gradient of the state behind the chunk, X = V − K^g S, and X, U, S computed again from the state before it,
+With R the gradient of the state after the chunk, X = V − K^g S, and X, U, S computed again from the state before it,
 
     dU = Pᵀ dO + K^d R        Y = (I + B A)⁻ᵀ dU        dX = B Y = dV        dβ = rowsum(Y ⊙ (X − A U))
     dA = −tril(dX Uᵀ, −1)     dP = tril(dO Uᵀ)          dK^g = −dX Sᵀ        dQ^g = dO Sᵀ        dK^d = U Rᵀ
@@ -102,7 +102,7 @@ def solve(chunk: Chunk, S: Tensor) -> Tensor:
 
 
 def forward(chunk: Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
-    """O (b, g, s, r, c, e), and the state behind the chunk."""
+    """O (b, g, s, r, c, e), and the state after the chunk."""
     U = solve(chunk, S)
     clean, spoilt = (U, None) if known_finite(U) else set_aside(U)
     out = chunk.q_in @ S[:, :, :, None] + chunk.P @ clean[:, :, :, None]
@@ -118,7 +118,7 @@ def behind(chunk: Chunk, S: Tensor, U: Tensor) -> Tensor:
 def backward(chunk: Chunk, S: Tensor, grad_o: Tensor, R: Tensor) -> tuple[dict[str, Any], Tensor]:
     """The gradients of q, k, v, β and log-decay as `Chunk` has them, by name, and the gradient of the state before the chunk.
 
-    S: the state before it. grad_o (b, g, s, r, c, e). R: the gradient of the state behind it.
+    S: the state before it. grad_o (b, g, s, r, c, e). R: the gradient of the state after it.
     """
     X, U = chunk.v - chunk.k_in @ S, solve(chunk, S)
     q_in, k_in, k_out = chunk.q_in, chunk.k_in, chunk.k_out

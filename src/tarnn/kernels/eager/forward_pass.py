@@ -87,7 +87,7 @@ def weighted_phi(segments: Segments, at: Segment, keys: Keys, M: Tensor | None) 
 
 
 def _causal_segment(queries: Queries, keys: Keys, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:
-    """o' (b, g, n, r·c, e + 1) and the state behind the segment."""
+    """o' (b, g, n, r·c, e + 1) and the state after the segment."""
     before, state = states(keys, weights, state)
     products = pair_products(queries.phi, keys.phi, weights.pair)
     phi_q = queries.phi if weights.query is None else queries.phi * weights.query[:, :, :, None]
@@ -100,7 +100,7 @@ def _causal_segment(queries: Queries, keys: Keys, weights: Weights, state: Tenso
 
 
 def states(keys: Keys, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:
-    """S' before each chunk (b, g, n, f, e + 1), and behind the last."""
+    """S' before each chunk (b, g, n, f, e + 1), and after the last."""
     phi = keys.phi if weights.key is None else keys.phi * weights.key
     added = phi.mT @ keys.v
     if weights.keep is None:

@@ -205,7 +205,7 @@ def _far(call: Call, row: _Row, slots: _Slots | None) -> tuple[list[_Part], tupl
 
 
 def _sweep(phi_q, phi_k, v, w, decay, sums, M, a) -> tuple[_Part, Tensor, Tensor]:
-    """Causal linear attention by chunks, weights with their scale: (the part, S' behind, M behind).
+    """Causal linear attention by chunks, weights with their scale: (the part, S' after, M after).
 
     With M (b, g, f) phi_q and phi_k are logarithms.
     """

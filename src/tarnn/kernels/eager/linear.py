@@ -94,7 +94,7 @@ def _decay_and_weight(call: Call, phi_k: Tensor, w: Tensor | None) -> tuple[Tens
 
 
 def _update(call: Call, keep, phi_k, M, inplace: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """S, z and M behind the token; in place, those of the call, written to."""
+    """S, z and M after the token; in place, those of the call, written to."""
     S: Any
     z: Any
     M_before: Any

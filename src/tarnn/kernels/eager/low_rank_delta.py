@@ -111,7 +111,7 @@ def _factors(log_decay: Tensor) -> _Factors:
 
 
 def _segment(S: Tensor, q, k, v, a, b, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
-    """o (b, h, l, e) of a segment, whose inputs are (b, h, n, c, ·), and S behind it."""
+    """o (b, h, l, e) of a segment, whose inputs are (b, h, n, c, ·), and S after it."""
     w = _factors(q.new_zeros(*q.shape[:4], 1) if log_decay is None else log_decay)
     reads_k, reads_b = _pairs(a, w.reads, k, b)
     sees_k, sees_b = _pairs(q, w.sees, k, b)

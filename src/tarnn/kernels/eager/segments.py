@@ -6,8 +6,8 @@ log-weight and D_ij = Σ_{j<l≤i} log_decay_l,
     M_i     = max(M_in + D_i0, max_j (w_j + D_ij))      running maximum: a constant under autograd, and it cancels
     pair_ij = e^(w_j + D_ij − M_i)       key j as query i sees it
     query_i = e^(M_in + D_i0 − M_i)      the state before the chunk as query i sees it (D_i0: all decay up to i)
-    key_j   = e^(w_j + D_cj − M_out)     key j as it enters the state behind the chunk
-    keep    = e^(M_in + D_c0 − M_out)    the state before the chunk in the state behind it
+    key_j   = e^(w_j + D_cj − M_out)     key j as it enters the state after the chunk
+    keep    = e^(M_in + D_c0 − M_out)    the state before the chunk in the state after it
 
 so every factor is ≤ 1. D is summed term by term, never as a difference of prefix sums: a decay of −∞ (a reset)
 or −10⁶ costs its neighbours no digits. A decay with channels has D (…, f); then M uses the largest channel.
@@ -58,7 +58,7 @@ class Weights(NamedTuple):
     key: Tensor | None = None  # (b, g, n, c, x)
     keep: Tensor | None = None  # (b, g, n, x)
     M: Tensor | None = None  # (b, g, n, c)  M_i, with 0 in the place of −∞ (no key so far)
-    M_out: Tensor | None = None  # (b, g)     behind the last chunk; may be −∞
+    M_out: Tensor | None = None  # (b, g)     after the last chunk; may be −∞
 
 
 class Segments:
@@ -193,7 +193,7 @@ def decay_sums(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _running_max(log_decay: Tensor, w: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """M_i (b, g, n, c), M before each chunk (b, g, n), and M behind the last (b, g)."""
+    """M_i (b, g, n, c), M before each chunk (b, g, n), and M after the last (b, g)."""
     between, since = decay_sums(log_decay.amax(-1, keepdim=True))
     local = (between.squeeze(-1) + w[..., None, :]).amax(-1)  # (b, g, n, c): over the chunk's own keys
     since = since.squeeze(-1)

@@ -13,7 +13,7 @@ class Course(NamedTuple):
     held: Tensor  # (b, g, n, chunk, c + chunk): at which tokens they are
     loser: Tensor  # (b, g, t): the key that enters the sums at this token
     loses: Tensor  # (b, g, t): whether there is one
-    slots: Tensor  # (b, g, c): the keys in the slots behind the last token
+    slots: Tensor  # (b, g, c): the keys in the slots after the last token
     score: Tensor  # (b, g, c), −∞: empty
 
 
@@ -60,7 +60,7 @@ def _compete(score: Tensor, c: int) -> tuple[Tensor, Tensor]:
     # ahead[x, y]: y is the better of two keys, or came first and is as good
     ahead = (score[..., None, :] > mine) | ((score[..., None, :] == mine) & (number < number[:, None]))
     ahead = ahead & there[..., None, :]
-    rank = ahead[..., :c].sum(-1, keepdim=True) + ahead[..., c:].cumsum(-1)  # behind each token
+    rank = ahead[..., :c].sum(-1, keepdim=True) + ahead[..., c:].cumsum(-1)  # after each token
     arrived = (number - c)[:, None] <= came
     inside = there[..., None] & arrived & (rank < c)
     was = torch.nn.functional.pad(inside[..., :-1], (1, 0))

@@ -32,7 +32,7 @@ def short_convolution(
         o_i = a(bias + Σ_l weight_l x_(i − p + l))      l = 0 … w − 1
 
     p = w − 1 where causal: the last weight is that of the token itself (as of a Conv1d with padding w − 1, cut to t). Else
-    p = (w − 1) // 2, as padding="same". There are zeros before the first token and behind the last.
+    p = (w − 1) // 2, as padding="same". There are zeros before the first token and after the last.
 
     Args:
         x: (b, t, c), any strides; one with channels side by side, c last in memory, is not copied.
@@ -71,7 +71,7 @@ def short_convolution_step(
     state: ConvolutionState | None = None,
     inplace: bool = False,
 ) -> tuple[Float[Tensor, "b 1 c"], ConvolutionState]:
-    """One token more of a causal `short_convolution`: o (b, 1, c), and the state behind it.
+    """One token more of a causal `short_convolution`: o (b, 1, c), and the state after it.
 
     Arguments, precision and errors as there. `state=None` starts a sequence. `inplace` writes into the given state, which may
     have any strides, and returns it: for loops that own it, without gradients.

@@ -56,7 +56,7 @@ def delta_rule(
         state: continues a sequence: delta_rule(x ++ y) = delta_rule(x), then delta_rule(y, state), also in gradients.
         return_state: return (o, state).
 
-    Returns o (b, max(h, m), t, e) in the dtype of q, and with `return_state` the `DeltaState` behind the last token.
+    Returns o (b, max(h, m), t, e) in the dtype of q, and with `return_state` the `DeltaState` after the last token.
 
     Precision: sums and states are float32, float64 for float64 inputs, whatever the dtype; β and log_decay are computed with
     in that precision too, so pass them as float32. Under autocast, q, k, v are cast first, β and log_decay are not. With β = 2
@@ -65,7 +65,7 @@ def delta_rule(
     Not finite: a NaN in a query shows in its own output, one in a key, a value, β or a decay in all outputs of its head from
     its token on. Outputs before it stay as they are, to the bit. At masked tokens anything may stand.
 
-    Cut at multiples of 64, a prompt gives the same bits as its pieces, each continued from the state behind the one before.
+    Cut at multiples of 64, a prompt gives the same bits as its pieces, each continued from the state after the one before.
 
     Kept for backward: q, k, v, β, log_decay, and one state in 256 tokens. Twice differentiable.
 
@@ -194,7 +194,7 @@ def _check_floating(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _check_numbers(call: Call) -> None:
-    """Raises ValueError for a β or a log-decay out of range, where looking costs little: of tensors with data on a CPU."""
+    """Raise ValueError for a β or a log-decay out of range, where looking costs little: of tensors with data on a CPU."""
     beta, decay = (x if x is None or not x.requires_grad else x.detach() for x in (call.beta, call.log_decay))
     if beta is not None and beta.is_cpu and beta.numel() and is_untraced(beta):
         least, most = (x.item() for x in beta.aminmax())

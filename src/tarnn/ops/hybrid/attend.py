@@ -128,7 +128,7 @@ def call_of(
     fades: bool,
     alone: bool,
 ) -> Call:
-    """The call of the new tokens `here`."""
+    """Return the call of the new tokens `here`."""
     t, c, w = here.stop - here.start, how.slots, how.window
     row = slice(here.start, here.stop + w)
     fading: Any = (keys.clock, keys.birth, keys.sink_birth) if fades else (None, None, None)
@@ -213,7 +213,7 @@ def _mean(logits: Tensor, values: Tensor) -> Tensor:
 def take_step(
     how: Options, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: HybridState, *, inplace: bool
 ) -> tuple[Tensor, HybridState, Tensor]:
-    """One real token of each row: o (b, h, 1, e), the state behind it, ρ (b, h, 1)."""
+    """Compute one real token of each row: o (b, h, 1, e), the state after it, ρ (b, h, 1)."""
     if not inplace:
         state = state.clone()
     s = state

@@ -1,4 +1,4 @@
-"""The keys that queries of a call may see, with what the state holds of earlier ones; and the state behind them."""
+"""The keys that queries of a call may see, with what the state holds of earlier ones; and the state after them."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Keys(NamedTuple):
 
 
 class SlotRow(NamedTuple):
-    """The keys in the slots before, and behind them those of `Keys`, finite ones."""
+    """The keys in the slots before, and after them those of `Keys`, finite ones."""
 
     k: Tensor  # (b, g, c + w + t, d)
     v: Tensor
@@ -118,7 +118,7 @@ def without_spoilt(keys: Keys) -> tuple[Keys, Tensor]:
 
 
 def users(how: Options, keys: Keys, state: HybridState, spoilt: Tensor, groups: int) -> Tensor:
-    """Which queries (b, h, t) use a key that `_set_aside` has changed, or one of the state's sinks or slots that has such."""
+    """Find the queries (b, h, t) that use a key which `set_aside` has changed, or such a sink or slot of the state."""
     t, w, s = keys.real.shape[1], how.window, how.sinks
     before = spoilt.cumsum(-1)[..., w:] > 0 if how.causal else spoilt.any(-1, keepdim=True)
     seen = before
@@ -144,7 +144,7 @@ def users(how: Options, keys: Keys, state: HybridState, spoilt: Tensor, groups: 
 def state_behind(
     how: Options, before: HybridState, outputs: Outputs, keys: Keys, slot_row: SlotRow | None, spoilt: Tensor | None
 ) -> HybridState:
-    """The state behind the new tokens: keys as they were given, and NaN in z where one of `spoilt` has left the window."""
+    """Return the state after the new tokens: keys as they were given, and NaN in z if one of `spoilt` has left the window."""
     state = replace(before, S=outputs.S, z=outputs.z, M=outputs.M)
     if spoilt is not None:
         w = keys.real.shape[1]

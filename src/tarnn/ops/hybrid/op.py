@@ -133,7 +133,7 @@ def hybrid_step(
 
 
 def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool):
-    """Real tokens to the front, masked ones behind them and left out; outputs back to their places."""
+    """Move real tokens to the front, and outputs back to their places."""
     if key_mask is None:
         return attend(how, q, k, v, None, log_decay, state, state_too)
     order = (~key_mask).to(torch.int8).argsort(dim=-1, stable=True)  # (b, t)
@@ -145,7 +145,7 @@ def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool)
 
 
 def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts, state_too: bool):
-    """Sequences of similar length as batches; their outputs back into the row."""
+    """Compute sequences of similar length as batches, and put their outputs back into the row."""
     outputs, shares, places, states = [], [], [], []
     for members, index, real in buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
@@ -163,7 +163,7 @@ def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts, state_too: 
 
 
 def _in_order(states: list[tuple[Tensor, HybridState]]) -> HybridState:
-    """The states of all sequences, from those of the groups that they were computed in."""
+    """Return the states of all sequences, from those of the groups that they were computed in."""
     members, parts = zip(*states)
     order = torch.cat(members).argsort()
     return pytree.tree_map(lambda *xs: torch.cat(xs)[order], *parts)

@@ -21,10 +21,10 @@ class PreparedCall(NamedTuple):
 
     call: Call
     log_weight: Tensor | None = None  # (b, h, t), of the output
-    M: Tensor | None = None  # (n, g, f)  maxima behind it, of a map whose sums have one for each feature
+    M: Tensor | None = None  # (n, g, f)  maxima after it, of a map whose sums have one for each feature
 
     def state_of(self, outputs: Outputs) -> LinearState:
-        """The state behind the call."""
+        """Return the state after the call."""
         M = outputs.M if self.call.weighted else None
         return LinearState(outputs.S, outputs.z, M if self.M is None else self.M)
 
@@ -212,7 +212,7 @@ def _for_heads(x: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _check_state(call: Call) -> None:
-    """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
+    """Raise unless a state, and a per-channel decay, fit the keys, features and values of a call."""
     (b, g, s, _), f = call.v.shape, call.num_features
     if call.log_decay is not None:
         _check_channels(call.log_decay, (b, g, s, f))
@@ -228,7 +228,7 @@ def _check_channels(log_decay: Tensor, shape: tuple[int, int, int, int]) -> None
 
 
 def check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:
-    """Raises ValueError unless a state's sums are of this shape (n, g, f, e), and as wide and where sums over `like` are."""
+    """Raise ValueError unless a state's sums are of this shape (n, g, f, e), and as wide and where sums over `like` are."""
     (n, g, f, _), device, dtype = shape, like.device, wide(like.dtype)
     maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)
     for name, x, expected in (("S", S, shape), ("z", z, (n, g, f)), ("M", M, maxima)):

@@ -83,7 +83,7 @@ def linear_attention(
         log_decay: ≤ 0, of the state before position i is added: (g,) per head (RetNet), (b, g, s) per token
             (Mamba-2, RFA's gate), (b, g, s, f) per channel (GLA). −∞ forgets all. Without causality it fades the keys before a
             query, and needs log_decay_back beside it. That it is ≤ 0 is not checked, since that would read the data.
-        log_decay_back: likewise, of the keys behind a query; not causal, and without a state. Two sweeps compute it, in float32
+        log_decay_back: likewise, of the keys after a query; not causal, and without a state. Two sweeps compute it, in float32
             at least; features of maps that the kernels don't know, or with log-weights or channel decays, are stored.
         key_log_weight: (b, g, s): key j counts e^(w_j) times, in numerator and denominator, whatever its size.
         state: continues a sequence: attend(x ++ y) = attend(x), then attend(y, state), also in gradients.

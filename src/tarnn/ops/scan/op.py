@@ -106,7 +106,7 @@ def selective_scan(
 
     Args:
         x: (b, t, c), any strides, as all others; float32, bfloat16, float16 or float64.
-        dt: > 0, (b, t, c): behind softplus, with its bias.
+        dt: > 0, (b, t, c): after softplus, with its bias.
         A: < 0, (c, n): in checkpoints −exp(A_log).
         B, C: (b, t, n).
         D: (c,), or None for no such term. The types may differ; the result has that of x. Signs of dt and A are not checked,
@@ -178,7 +178,7 @@ def _fits(x, dt, A, B, C, D) -> bool:
 def _check_inputs(
     expected: str, fits: bool, inputs: dict[str, Tensor], key_mask: Tensor | None, cu_seqlens: Tensor | None
 ) -> None:
-    """Raises unless the inputs, the first of which is x (b, t, c), are of the expected shapes, floating and on one device, and a
+    """Raise unless the inputs, the first of which is x (b, t, c), are of the expected shapes, floating and on one device, and a
     mask and the bounds of packed sequences fit them."""
     x = inputs["x"]
     if not fits:

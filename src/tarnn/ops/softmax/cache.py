@@ -16,7 +16,7 @@ LEAST_CAPACITY = 64  # of a cache that grows
 class KVCache(State):
     """Keys and values so far, in buffers with room for more: (b, g, capacity, d) and (b, g, capacity, e).
 
-    `length` positions are filled; what is behind them means nothing. `mask` (b, capacity), True = attend, exists
+    `length` positions are filled; what is after them means nothing. `mask` (b, capacity), True = attend, exists
     once a key mask was given. A cache is a value: `append` copies it, which costs as much as reading it. A loop
     that owns its cache asks for `inplace=True` and pays for the new token alone. One that was made in bfloat16 or
     float16 rounds the keys and values that it is given.
@@ -80,7 +80,7 @@ class KVCache(State):
         *,
         inplace: bool = False,
     ) -> "KVCache":
-        """The cache with t more keys and values behind the others, and as much room in all.
+        """The cache with t more keys and values after the others, and as much room in all.
 
         With `inplace` they are written into this one's buffers, which the returned cache shares: no copy. This one
         stays readable, but must not be appended to again, since that would write over the same places.
@@ -139,7 +139,7 @@ class KVCache(State):
         return (mine._masked(length), theirs._masked(length)) if masked else (mine, theirs)
 
     def _masked(self, length: int) -> "KVCache":
-        """With a mask that is False behind the used part, and that length."""
+        """With a mask that is False after the used part, and that length."""
         mask = (
             self.k.new_ones(self.k.shape[0], self.capacity, dtype=torch.bool)
             if self.mask is None
