@@ -180,9 +180,11 @@ def causal(request):
     return build(CAUSAL_ROWS[request.param], causal=True)
 
 
-@pytest.fixture(params=list(BOTH_ROWS))
-def both_sides(request):
-    return build(BOTH_ROWS[request.param], causal=False)
+@pytest.fixture(params=[*((name, True) for name in CAUSAL_ROWS), *((name, False) for name in BOTH_ROWS)], ids=str)
+def layer(request):
+    """Every kind, causal and not."""
+    name, causal = request.param
+    return build((CAUSAL_ROWS if causal else BOTH_ROWS)[name], causal=causal)
 
 
 @pytest.fixture(params=list(CROSS_ROWS))
