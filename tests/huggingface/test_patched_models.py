@@ -244,5 +244,5 @@ def test_with_a_library_for_gpus_and_no_gpu(tmp_path):
         with tarnn.patch_transformers():
             assert model(ids, use_cache=False).logits.isfinite().all()
     """
-    path = {"PYTHONPATH": str(tmp_path)}
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={**os.environ, **path})
