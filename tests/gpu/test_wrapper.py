@@ -59,6 +59,23 @@ def test_values_in_groups(channels, normalize, called):
     assert (state.S - after.S).abs().max() <= 0.01 * after.S.abs().max()
 
 
+@pytest.mark.parametrize("op", [linear_attention, delta_rule])
+def test_at_masked_tokens_anything_may_stand(op):
+    torch.manual_seed(0)
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
+    q, k, v = (torch.randn(1, 2, 7, 8).bfloat16() for _ in range(3))
+    beta, decay = torch.rand(1, 2, 7), -torch.rand(1, 2, 7)
+    options = {"beta": beta} if op is delta_rule else {"causal": True}
+    inputs = {"k": k, "v": v, "log_decay": decay, **options}
+    cut = {n: x[:, :, mask[0]] if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    expected = op(q[:, :, mask[0]], **cut)
+    for x in (k, v, beta, decay):
+        x[:, :, ~mask[0]] = torch.nan
+    o = op(q, key_mask=mask, **inputs)
+    assert torch.equal(o[:, :, mask[0]], expected)
+    assert o.isfinite().all()
+
+
 def test_results_lie_as_every_backends_do():
     """In the layout of q, so that heads merge without a copy; gradients as what they are the gradients of."""
     q = random(2, 9, 3 * 16).unflatten(-1, (3, 16)).transpose(1, 2)

@@ -27,6 +27,7 @@ def _like_a_kernel(naive: Callable, name: str, called: list[str]) -> Callable:
     def kernel(*, output_final_state: bool, scale: float, cu_seqlens=None, **tensors: Tensor):
         called.append(name)
         assert all(x.dtype == (torch.bfloat16 if n in "qkv" else torch.float32) for n, x in tensors.items())
+        assert all(x.isfinite().all() for n, x in tensors.items() if n != "q"), "the kernels would spread it"
         o, S = _Kernel.apply(partial(_by_sequence, naive, scale, cu_seqlens), [*tensors], *tensors.values())
         return o, S if output_final_state else None
 

@@ -7,25 +7,19 @@ import os
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tarnn.kernels.contract import FixableRefusal
+from tarnn.kernels.cpu.library import PLAIN, Status
 
 VERSION = "0.6"  # of the package, whose functions the wrapper was tested with
 OLDEST = (8, 0)  # compute capability: Ampere has bfloat16
 MOST_CHANNELS = 256  # of queries and keys: the delta rule's kernels keep that many on the chip
-PLAIN = "PyTorch"
 REMEDY = "pip install 'tarnn[gpu]'"
 ELSEWHERE = "flash-linear-attention computes on GPUs, and these tensors are elsewhere."
 interpreted = False  # a switch for tests: tensors on a CPU too
-
-
-class GpuStatus(NamedTuple):
-    path: str  # "flash-linear-attention 0.6.0, sm_90", or PLAIN
-    why: str
 
 
 @cache
@@ -38,23 +32,23 @@ def fla_version() -> str | None:
 
 
 @cache
-def status(index: int) -> GpuStatus:
+def status(index: int) -> Status:
     """Return what computes linear attention and the delta rule on this GPU, and why."""
     if os.environ.get("TARNN_KERNELS") == "off":
-        return GpuStatus(PLAIN, "switched off by TARNN_KERNELS=off")
+        return Status(PLAIN, "switched off by TARNN_KERNELS=off")
     installed = fla_version()
     if installed is None or find_spec("triton") is None:
         missing = "flash-linear-attention" if installed is None else "Triton"
-        return GpuStatus(PLAIN, f"{missing} is not installed: {REMEDY}")
+        return Status(PLAIN, f"{missing} is not installed: {REMEDY}")
     if not installed.startswith(f"{VERSION}."):
-        return GpuStatus(PLAIN, f"tarnn calls flash-linear-attention {VERSION}, and this is {installed}: {REMEDY}")
+        return Status(PLAIN, f"tarnn calls flash-linear-attention {VERSION}, and this is {installed}: {REMEDY}")
     if torch.version.hip is not None:
-        return GpuStatus(PLAIN, "flash-linear-attention is called on NVIDIA's GPUs only; on AMD's nothing was tried")
+        return Status(PLAIN, "flash-linear-attention is called on NVIDIA's GPUs only; on AMD's nothing was tried")
     capability = torch.cuda.get_device_capability(index)
     name = f"sm_{capability[0]}{capability[1]}"
     if capability < OLDEST:
-        return GpuStatus(PLAIN, f"bfloat16 needs a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}")
-    return GpuStatus(f"flash-linear-attention {installed}, {name}", "in bfloat16; other types take plain PyTorch")
+        return Status(PLAIN, f"bfloat16 needs a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}")
+    return Status(f"flash-linear-attention {installed}, {name}", "in bfloat16; other types take plain PyTorch")
 
 
 def is_elsewhere(x: Tensor) -> bool:

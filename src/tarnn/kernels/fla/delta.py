@@ -9,6 +9,8 @@ At masked tokens β, k, v and the log-decay are 0, so nothing happens there. Sta
 from functools import partial
 from typing import Any
 
+import torch
+
 from tarnn.kernels.delta import Call, Gradients, Outputs
 from tarnn.kernels.eager.delta_chunks import normalized
 from tarnn.kernels.fla import availability, stages
@@ -51,11 +53,7 @@ def _prepare(call: Call, tensors: Tensors) -> Tensors:
     q, k = (normalized(x.to(call.dtype), call.norm_eps).to(x.dtype) for x in (call.q, stages.without(call.k, masked)))
     inputs = {"q": stages.padded(q), "k": stages.padded(k), "v": stages.padded(stages.without(call.v, masked))}
     inputs["beta"] = stages.without(call.beta.to(call.dtype), masked)
-    if call.log_decay is None:
-        inputs["g"] = inputs["beta"].new_zeros(call.beta.shape)
-    else:
-        decay = stages.without(call.log_decay.to(call.dtype).clamp(min=stages.MOST_FADED), masked)
-        inputs["g"] = stages.padded(decay) if call.has_channels else decay
+    inputs["g"] = torch.zeros_like(inputs["beta"]) if call.log_decay is None else stages.faded(call, masked)
     inputs = {name: stages.in_time(x) for name, x in inputs.items()}
     return inputs if call.S is None else inputs | {"initial_state": stages.padded(call.S, 2)}
 
@@ -64,13 +62,9 @@ def _kernel(call: Call, with_state: bool, one_token: bool, inputs: Tensors) -> T
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
     from fla.ops.kda import chunk_kda, fused_recurrent_kda
 
-    options: dict[str, Any] = {"scale": call.scale, "output_final_state": with_state}
-    if call.cu_seqlens is not None:
-        options["cu_seqlens"] = call.cu_seqlens.long()
     by_chunks = chunk_kda if call.has_channels else chunk_gated_delta_rule
     by_token = fused_recurrent_kda if call.has_channels else fused_recurrent_gated_delta_rule
-    o, S = (by_token if one_token else by_chunks)(**inputs, **options)
-    return {"o": o, "S": S} if with_state else {"o": o}
+    return stages.results(by_token if one_token else by_chunks, call, inputs, call.scale, with_state)
 
 
 def _finish(call: Call, results: Tensors) -> Tensors:

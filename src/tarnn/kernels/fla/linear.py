@@ -10,7 +10,6 @@ share is repeated, since these kernels want as many heads of each.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,15 +57,12 @@ def _prepare(call: Call, tensors: Tensors) -> Tensors:
     masked = None if call.key_mask is None else ~call.key_mask[:, None]
     phi_q, _ = call_features(call, call.q.to(call.dtype))
     phi_k, _ = call_features(call, stages.without(call.k, masked).to(call.dtype))
-    inputs = {"q": phi_q.to(call.q.dtype), "k": stages.without(phi_k, masked).to(call.q.dtype)}
-    inputs = {name: call.for_values(stages.padded(x)) for name, x in inputs.items()}
-    column = torch.ones_like(call.v[..., :1])
-    inputs["v"] = stages.without(
-        torch.cat([call.v, pad(column, (0, -(call.v.shape[3] + 1) % stages.SIDE))], -1), masked
-    )
+    phi = {"q": phi_q.to(call.q.dtype), "k": phi_k.to(call.q.dtype)}  # at masked keys v' = 0
+    inputs = {name: call.for_values(stages.padded(x)) for name, x in phi.items()}
+    column = pad(torch.ones_like(call.v[..., :1]), (0, -(call.v.shape[3] + 1) % stages.SIDE))
+    inputs["v"] = stages.without(torch.cat([call.v, column], -1), masked)
     if call.log_decay is not None:
-        decay = stages.without(call.log_decay.to(call.dtype).clamp(min=stages.MOST_FADED), masked)
-        inputs["g"] = stages.padded(decay) if call.has_channels else decay
+        inputs["g"] = stages.faded(call, masked)
     if call.S is not None and call.z is not None:
         inputs["initial_state"] = stages.padded(torch.cat([call.S, call.z[..., None]], -1), 2)
     if (shared := call.num_heads // call.v.shape[1]) > 1:
@@ -78,11 +74,7 @@ def _kernel(call: Call, with_state: bool, inputs: Tensors) -> Tensors:
     from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
-    options: dict[str, Any] = {"scale": 1.0, "output_final_state": with_state}
-    if call.cu_seqlens is not None:
-        options["cu_seqlens"] = call.cu_seqlens.long()
-    o, S = (chunk_gla if call.has_channels else chunk_simple_gla)(**inputs, **options)
-    return {"o": o, "S": S} if with_state else {"o": o}
+    return stages.results(chunk_gla if call.has_channels else chunk_simple_gla, call, inputs, 1.0, with_state)
 
 
 def _finish(call: Call, results: Tensors) -> Tensors:

@@ -83,6 +83,19 @@ def padded(x: Tensor, axes: int = 1) -> Tensor:
     return pad(x, [n for extra in more for n in (0, extra)]) if any(more) else x
 
 
+def faded(call: Any, masked: Tensor | None) -> Tensor:
+    """Return the log-decays of a call as kernels can sum them, 0 at masked tokens."""
+    decay = without(call.log_decay.to(call.dtype).clamp(min=MOST_FADED), masked)
+    return padded(decay) if call.has_channels else decay
+
+
+def results(kernel: Callable, call: Any, inputs: Tensors, scale: float, with_state: bool) -> Tensors:
+    """Call a kernel; "S", the state behind, is there `with_state`."""
+    packed = {} if call.cu_seqlens is None else {"cu_seqlens": call.cu_seqlens.long()}
+    o, S = kernel(**inputs, **packed, scale=scale, output_final_state=with_state)
+    return {"o": o, "S": S} if with_state else {"o": o}
+
+
 def without(x: Tensor, masked: Tensor | None) -> Tensor:
     """Return x (b, h, t, …) with zeros at masked tokens (b, 1, t)."""
     return x if masked is None else x.masked_fill(masked.view(*masked.shape, *[1] * (x.ndim - 3)), 0.0)
