@@ -31,14 +31,14 @@ test: install
 
 # each night, all other proof: what needs a compiler of graphs or takes long (every family, scripts, pages), the laws
 # under a runtime type checker, the kernels in float64 and under the sanitizers;
-# last, with flash-linear-attention, what skips without it
+# last, with flash-linear-attention in a folder of its own, what skips without it
 nightly: test
 	$(BIN)/python -m pytest -n 2 -q -m "slow or compile" --junitxml=build/nightly_tests.xml
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
 	tests/float64.sh
 	tests/sanitize.sh
-	LOCK=$(LOCK) TARNN_KERNELS=off scripts/pip_install.sh $(BIN)/python --no-build-isolation --editable ".[gpu]"
-	$(BIN)/python -m pytest -n 2 -q tests/gpu tests/huggingface/test_fla.py tests/huggingface/test_fla_functions.py
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/gpu "flash-linear-attention==0.6.*" "fla-core==0.6.*" "triton==3.7.*" einops
+	PYTHONPATH=build/gpu $(BIN)/python -m pytest -n 2 -q tests/gpu tests/huggingface/test_fla.py tests/huggingface/test_fla_functions.py
 
 # with the lowest versions that pyproject.toml allows, and with the newest that there are, of torch and transformers even
 # beyond its ranges: what breaks, as a table by family of models
