@@ -18,11 +18,12 @@ def refusal(call: Call | Token) -> str | None:
         return "A traced call is computed in plain PyTorch."
     if not q.is_cpu or not arguments.takes(q.dtype):
         return (
-            f"The compiled kernels of hybrid attention are for floating numbers on CPUs; got {q.dtype} on {q.device}."
+            "The compiled kernels of hybrid attention take float32, bfloat16 and float16 on CPUs; "
+            f"got {q.dtype} on {q.device}."
         )
     stored = (call.store_k, call.store_v) if isinstance(call, Token) else (call.k, call.v)
     if any(wide(x.dtype) != wide(q.dtype) for x in (*stored, call.S)):
-        return "The compiled kernels of hybrid attention take float64 together with float64 alone."
+        return "The compiled kernels of hybrid attention take no float64 beside other types."
     if call.slot_score is not None:
         return "Slots are filled in plain PyTorch."
     if isinstance(call, Token):

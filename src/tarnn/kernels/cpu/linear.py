@@ -1,6 +1,6 @@
 """Linear attention by the compiled kernels (csrc/): what `eager` computes, at the speed of the processor.
 
-The kernels take any strides and any of the four floating types, so nothing is copied here but small things: decays
+The kernels take any strides, float32, bfloat16 and float16, so nothing is copied here but small things: decays
 and log-weights become the wide type, states contiguous. Results are allocated here and written there. How the
 kernels work: docs/kernels.md.
 """
