@@ -76,7 +76,7 @@ struct PlainBytes {
   static TARNN_INLINE Integers<float> total(Sum sum) { return sum; }
 };
 
-#if defined(__x86_64__)
+#if defined(__AVX2__)
 struct PairsOfBytes {
   static constexpr int tile = many_registers ? 20 : 8;
   using Weights = Halves;
