@@ -96,20 +96,6 @@ def test_keys_choose_token_layer_and_head(opened, maps):
     assert opened.run("return location.hash") == "#layer=0&head=1&token=6"
 
 
-def test_the_mouse_chooses_too(opened, maps):
-    opened.point('#overview canvas[data-layer="2"][data-head="3"]')
-    opened.point("#reads span:nth-child(6)")
-    check(opened, maps, 2, 3, 5)
-    place = opened.run("return [place.left, place.top, place.cell, $('map').width, $('map').height]")
-    x = (place[0] + 2.5 * place[2]) / place[3]
-    opened.point("#map", x, (place[1] + 4.5 * place[2]) / place[4], click=False)
-    check(opened, maps, 2, 3, 4, 2)
-    opened.point("#map", x, (place[1] + 4.5 * place[2]) / place[4])
-    assert opened.run("return state.token") == 4
-    texts = opened.run("return [...document.querySelectorAll('#read-by span')].map(x => x.textContent)")
-    assert texts == TOKENS
-
-
 def test_what_is_drawn_is_the_matrix(opened, maps):
     """A darker cell for a larger weight: the canvas is read back."""
     opened.press("down")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import step
 from toolkit.attention_cells import Cell, Cost, Costs
-from toolkit.attention_targets import flops, targets
+from toolkit.attention_targets import targets
 
 from scripts.common.targets import at_least, at_most, summary, target_table
 
@@ -21,14 +21,6 @@ def test_one_value_on_the_wrong_side_misses_a_goal_and_the_worst_is_named():
     assert summary([nothing, nan, at_most("c", "x", 1, {"": 0.5})]) == "1 met, 1 missed, 1 not measured"
     table = target_table([at_least("five times", "causal", 5, {"t = 1": 3.0, "t = 2": 8.0})]).splitlines()
     assert table[2] == "| five times | **3.00× (t = 1) missed** |"
-
-
-def test_flops_are_those_of_the_arithmetic():
-    """4·d² forward, 16·d² with backward, 14·d² where it is not causal."""
-    d, heads = 64, 3
-    assert flops(Cell(1024, d, True, False), heads) == 1024 * heads * 4 * d * d
-    assert flops(Cell(1024, d, True, True), heads) == 1024 * heads * 16 * d * d
-    assert flops(Cell(1024, d, False, True), heads) == 1024 * heads * 14 * d * d
 
 
 def test_goals_of_attention_are_judged_from_its_costs():

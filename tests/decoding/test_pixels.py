@@ -62,18 +62,6 @@ def test_what_is_known_stays_and_the_rest_follows_from_it(attention, rows):
     assert rows == 4 or not torch.equal(made[0, rows:], made[1, rows:])
 
 
-def test_an_image_can_be_looked_at_while_it_is_made():
-    model = build()
-    loop = PixelLoop(model, 2)
-    assert loop.images.eq(0).all()
-    for count in loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))):
-        if count == 5:
-            half = loop.images
-            break
-    assert torch.equal(half.flatten(1)[:, :5], images(model, 2).flatten(1)[:, :5])
-    assert half.flatten(1)[:, 5:].eq(0).all()
-
-
 def test_the_state_is_written_in_place_and_does_not_grow():
     model = build()
     loop = PixelLoop(model, 2)

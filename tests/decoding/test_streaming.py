@@ -48,15 +48,6 @@ def test_bytes_that_are_no_text_come_out_as_the_whole_decodes(decode, data):
     assert "".join(stream.push(byte) for byte in data) + stream.finish() == decode(list(data))
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve", "日本語", "🙂🙂"])
-def test_a_character_comes_out_with_its_last_byte(text):
-    stream = StreamingDecoder(decode_bytes)
-    for character in text:
-        *first, last = character.encode()
-        assert [stream.push(byte) for byte in first] == [""] * len(first)
-        assert stream.push(last) == character
-
-
 def test_the_window_stays_small_and_invalid_bytes_are_not_held_for_ever():
     lengths = []
 

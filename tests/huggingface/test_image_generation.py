@@ -78,16 +78,6 @@ def test_step_by_step_is_parallel(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("likelihood", ["logistic_mixture", "categorical"])
-def test_the_probabilities_of_all_images_add_up_to_one(likelihood):
-    """All 65,536 images of two values."""
-    model = build(image_height=1, image_width=2, likelihood=likelihood, hidden_size=16, intermediate_size=16)
-    every = torch.cartesian_prod(torch.arange(256), torch.arange(256)).view(-1, 1, 2, 1)
-    total = sum(model(part).nats.neg().exp().sum() for part in every.split(8192))
-    assert total.item() == pytest.approx(1, abs=1e-9)
-
-
-@torch.no_grad()
 def test_loss_nats_and_bits(model):
     pixels, labels = draw(model)
     out, n = model(pixels, labels), model.config.sequence_length

@@ -43,14 +43,6 @@ def test_post_norm(make_model):
     torch.testing.assert_close(block(x), norm(y + out / 2, block.mlp_norm))
 
 
-@pytest.mark.parametrize("kind", ["linear", "paper"])
-def test_the_embedding_is_dropped_out_too(make_model, ids, kind):
-    model, x = make_model(kind).model, ids(2, 5)
-    before = model.embed(x, torch.arange(5)[None])
-    model.dropout = Half()
-    torch.testing.assert_close(model.embed(x, torch.arange(5)[None]), before / 2)
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"norm_position": "post", "norm": "layer", "mlp": "gelu"}], ids=["pre", "post"]
 )

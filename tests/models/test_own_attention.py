@@ -99,14 +99,6 @@ def test_generate_with_its_state_as_without(model, num_beams):
     assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
 
 
-def test_a_file_keeps_it(model, tmp_path):
-    model.save_pretrained(tmp_path)
-    again = TarnnForCausalLM.from_pretrained(tmp_path)
-    assert again.config.attention_options == {"test_mean": {"gain": 2.0}}
-    ids = torch.randint(31, (1, 5))
-    torch.testing.assert_close(again(ids).logits, model(ids).logits)
-
-
 def test_a_name_with_a_dot_is_understood_but_not_listed():
     register("test.mean")(RunningMean)
     try:

@@ -25,12 +25,6 @@ def test_sinusoids():
     assert row == pytest.approx([f(7 * w) for f in (math.sin, math.cos) for w in frequencies], rel=1e-5)
 
 
-def test_sinusoids_far_out():
-    assert SinusoidalPositions(4)(torch.tensor([[16_777_217]]))[0, 0, 0].item() == pytest.approx(
-        math.sin(16_777_217), abs=1e-6
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

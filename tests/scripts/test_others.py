@@ -34,16 +34,6 @@ def test_what_is_left_of_all_is_others(proc):
     assert others._others_seconds() == pytest.approx((1000 - 180) / 100)
 
 
-def test_a_share_is_of_all_processors(proc, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(others.time, "perf_counter", iter([0.0, 2.0, 2.1]).__next__)
-    proc(1000, me=(0, 0, 0, 0))
-    watch = Watch()
-    proc(1300, me=(100, 0, 0, 0))
-    assert watch.share() == pytest.approx(2 / (2 * 4))
-    assert others._others_seconds() == pytest.approx(12)
-
-
 def test_what_others_disturbed_is_taken_again_and_the_best_is_kept(monkeypatch):
     shares, record = [], Record(3, [])
     monkeypatch.setattr(others, "RECORD", record)

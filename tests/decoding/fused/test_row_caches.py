@@ -104,13 +104,6 @@ def test_rows_read_several_tokens_together_as_alone():
     assert_rows(state, alone)
 
 
-def test_rows_are_selected_and_inserted():
-    states = states_of(FusedStep(text_model(**HYBRID)), (1, 5, 13))
-    state = rows_of(states)
-    assert_rows(state.select(torch.tensor([2, 0])), [states[2], states[0]])
-    assert_rows(state.insert(torch.tensor([1]), rows_of([states[0]])), [states[0], states[0], states[2]])
-
-
 def test_what_does_not_fit_is_refused():
     step = FusedStep(text_model(**HYBRID))
     states, tokens = states_of(step, (2, 3)), torch.zeros(2, dtype=torch.int64)
