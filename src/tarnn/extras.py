@@ -16,7 +16,6 @@ PACKAGES = {
     "psutil": ("psutil", "train"),
     "zstandard": ("zstandard", "train"),
     "PIL": ("pillow", "images"),
-    "sklearn": ("scikit-learn", "images"),
     "peft": ("peft", "lora"),
     "starlette": ("starlette", "serve"),
     "uvicorn": ("uvicorn", "serve"),

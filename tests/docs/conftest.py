@@ -4,6 +4,7 @@ import random
 import shutil
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -37,7 +38,20 @@ def furnished(tmp_path_factory):
     (folder / "book.txt").write_text(story(100, 7))
     logging.disable_progress_bar()
     text = ["train", str(folder / "my-books"), "--out", str(folder / "runs/books"), "--sample-tokens", "0"]
-    images = ["train", "digits", "--task", "image", "--out", str(folder / "runs/digits"), "--sample-images", "0"]
+    (folder / "digits").mkdir()
+    for part, count in (("train", 30), ("test", 16)):
+        pixels = np.random.default_rng(0).integers(0, 256, (count, 8, 8), np.uint8)
+        np.savez(folder / "digits" / f"{part}.npz", images=pixels, labels=np.arange(count) % 10)
+    images = [
+        "train",
+        str(folder / "digits"),
+        "--task",
+        "image",
+        "--out",
+        str(folder / "runs/digits"),
+        "--sample-images",
+        "0",
+    ]
     for argv in (text, [*images, "--class-conditional"]):
         assert main([*argv, *SMALL]) == 0
     save_qwen(folder / "my-qwen3.5", tokenizer=folder / "runs/books")

@@ -19,7 +19,7 @@ from tarnn.tasks.settings import flag_of
 SOURCES = (
     "Text: files (also .gz, .bz2, .xz, .zst), folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], "
     "or the built-in python-docs and python-stdlib. Images: a folder or file of idx (MNIST) or npz, "
-    "pictures (FOLDER:train names a part), datasets:NAME, or digits (scikit-learn's)."
+    "pictures (FOLDER:train names a part), or datasets:NAME."
 )
 
 

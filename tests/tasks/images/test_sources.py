@@ -2,9 +2,7 @@
 
 import gzip
 import struct
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,30 +109,6 @@ def test_pictures(tmp_path):
     opaque = np.concatenate([colour[0], np.full((8, 6, 1), 255, np.uint8)], axis=-1)
     Image.fromarray(opaque).save(tmp_path / "opaque.png")
     assert same(read_images(str(tmp_path / "opaque.png")), colour[:1])
-
-
-def test_digits_from_scikit_learn(monkeypatch):
-    def load_digits():
-        return SimpleNamespace(images=np.arange(17.0).repeat(64).reshape(17, 8, 8)[:10], target=np.arange(10))
-
-    monkeypatch.setitem(sys.modules, "sklearn", ModuleType("sklearn"))
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", SimpleNamespace(load_digits=load_digits))
-    images = read_images("digits")
-    assert images.pixels[:, 0, 0, 0].tolist() == [0, 16, 32, 48, 64, 80, 96, 112, 128]
-    assert read_images("digits", parts=("valid", "test")).labels.tolist() == [9]
-    assert len(read_images("digits:train")) == 9
-    assert read_images("digits:test").labels.tolist() == [9]
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(UserError, match=r"'digits' needs scikit-learn: pip install 'tarnn\[images\]'"):
-        read_images("digits")
-
-
-def test_the_real_digits():
-    pytest.importorskip("sklearn.datasets")
-    images = read_images("digits")
-    assert (images.source, images.pixels.shape) == ("digits:train", (1618, 8, 8, 1))
-    assert len(read_images("digits", parts=("test",))) == 179
-    assert (images.pixels.max(), images.num_classes) == (255, 10)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not here")

@@ -1,4 +1,4 @@
-"""Readers of images: MNIST's idx files, npz, pictures, rows of `datasets`, scikit-learn's digits.
+"""Readers of images: MNIST's idx files, npz, pictures, rows of `datasets`.
 
 All images of a source are held in memory, a byte for each channel of each pixel.
 """
@@ -17,10 +17,9 @@ from tarnn.data.sources import dataset_rows
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
 
-DIGITS_PARTS = ("train", "test")
 KINDS = (
-    "a folder or file of idx (MNIST) or npz, pictures, 'datasets:NAME[:CONFIG[:SPLIT]]', or 'digits' (scikit-learn's 8 × 8 "
-    "digits); ':train', ':valid' or ':test' after a folder names one of its parts"
+    "a folder or file of idx (MNIST) or npz, pictures, or 'datasets:NAME[:CONFIG[:SPLIT]]'; ':train', ':valid' or ':test' after "
+    "a folder names one of its parts"
 )
 MOST_CLASSES = 2**16  # an embedding is made for each number up to the highest label
 # by part: how the name of its files begins, and the names of its folders
@@ -78,11 +77,11 @@ class Images:
 
 
 def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
-    """Read the images of 'digits', 'datasets:…', a file, or a folder, after which ':train', ':valid' or ':test' may stand.
+    """Read the images of 'datasets:…', a file, or a folder, after which ':train', ':valid' or ':test' may stand.
 
     The names of a folder's files say which part they belong to; for pictures, that of the outermost folder. Where the
-    source names none, the first of `parts` that there is is read; a folder without parts is read whole, 'digits' never is.
-    The name of the folder that a picture lies in is its class. './digits' is a folder of that name.
+    source names none, the first of `parts` that there is is read; a folder without parts is read whole.
+    The name of the folder that a picture lies in is its class.
 
     Raises UserError, in a sentence that names the file: no such source, nothing in it, files of several formats,
     a damaged file, images of several sizes.
@@ -90,8 +89,6 @@ def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
     if source.startswith("datasets:"):
         return read_dataset(source)
     path, wanted = part_of(source)
-    if path == "digits":
-        return read_digits(wanted or next((part for part in parts if part in DIGITS_PARTS), ""))
     where = Path(path).expanduser()
     if where.is_dir():
         return read_folder(where, wanted, parts)
@@ -112,9 +109,8 @@ def part_of(source: str) -> tuple[str, str | None]:
 
 def parts_of(source: str) -> list[str]:
     """Return the parts that a source's folder has, by the names of its files; none of a file."""
-    path, _ = part_of(source)
-    folder = Path(path).expanduser()
-    found = files_by_part(folder) if path != "digits" and folder.is_dir() else {}
+    folder = Path(part_of(source)[0]).expanduser()
+    found = files_by_part(folder) if folder.is_dir() else {}
     return [part for part in PARTS if part in found]
 
 
@@ -286,19 +282,6 @@ def read_dataset(source: str) -> Images:
         raise UserError(f"{source} is empty; expected rows with pictures.")
     classes = None if None in labels else checked(np.array(labels), len(pixels), source)
     return Images(of_one_size(pixels, places), classes, source)
-
-
-def read_digits(part: str) -> Images:
-    """Read scikit-learn's 1,797 handwritten digits of 8 × 8, 17 shades spread over 0 to 255. The last tenth is 'test'."""
-    if part not in DIGITS_PARTS:
-        raise UserError("'digits' has the parts train and test, and no valid.")
-    with needed_for("'digits'"):
-        from sklearn.datasets import load_digits
-    digits = load_digits()
-    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
-    cut = len(pixels) - len(pixels) // 10
-    images = Images(pixels, digits.target.astype(np.int64), f"digits:{part}")
-    return images.take(slice(cut) if part == "train" else slice(cut, None))
 
 
 def size(shape: Sequence[int]) -> str:
