@@ -95,6 +95,10 @@ def patch_fla() -> "Patched":
                     ours = _for_cpus(function, original)
                     _replaced[id(ours)] = (ours, original)
             _swap({id(original): ours for ours, original in _replaced.values()})
+            mixin = _generation_mixin()
+            mixin.prepare_inputs_for_generation = _for_cpus(
+                modules.inputs_for_generation, mixin.prepare_inputs_for_generation
+            )
         _depth += 1
     return Patched()
 
@@ -123,6 +127,8 @@ def _close(times: int) -> None:
         if not _depth:
             _swap({id(ours): original for ours, original in _replaced.values()})
             _replaced.clear()
+            mixin = _generation_mixin()
+            mixin.prepare_inputs_for_generation = mixin.prepare_inputs_for_generation.__wrapped__
 
 
 def _check_version() -> None:
@@ -141,6 +147,10 @@ def _check_version() -> None:
 
 def _module(path: str) -> Any:
     return importlib.import_module(f"fla.{path}")
+
+
+def _generation_mixin() -> Any:
+    return _module("models.generation_utils").FLAGenerationMixin
 
 
 def _for_cpus(function: Callable, original: Callable) -> Callable:

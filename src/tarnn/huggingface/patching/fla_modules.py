@@ -177,3 +177,13 @@ def rotary_embedding(
     reference = sys.modules["fla.modules.rotary.ops"].rotary_embedding_ref
     y = reference(x, cos[position], sin[position], interleaved).to(x.dtype)
     return x.copy_(y) if inplace else y
+
+
+def inputs_for_generation(model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Prepare a step of `generate` with the cache as past_key_values: fla's models ignore it by its new name."""
+    from transformers import GenerationMixin
+
+    from tarnn.huggingface.versions import CACHE, for_generate
+
+    inputs = GenerationMixin.prepare_inputs_for_generation(model, *args, **for_generate(kwargs))
+    return {"past_key_values" if name == CACHE else name: x for name, x in inputs.items()}
