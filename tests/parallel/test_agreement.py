@@ -7,6 +7,7 @@ from support.rank_cases import (
     on_mesh,
     other_calls,
     other_models,
+    own_error,
     places,
     sum_of_ones,
     wrong_shapes,
@@ -63,6 +64,13 @@ def test_one_rank_refuses_its_input(processes):
     assert second.kind == "ValueError"
     assert "causal attention needs as many keys as queries" in second.message
     assert first.message.startswith("a rank refused its input. rank 1: causal attention needs as many keys as queries")
+    assert processes.run(sum_of_ones, ranks=2) == [2.0, 4.0]
+
+
+def test_an_error_of_the_program_itself_is_raised_at_once(processes):
+    first, second = processes.outcomes(own_error, ranks=2)
+    assert first is None
+    assert (second.kind, "int()" in second.message) == ("ValueError", True)
     assert processes.run(sum_of_ones, ranks=2) == [2.0, 4.0]
 
 

@@ -89,6 +89,13 @@ def wrong_shapes(group: Any, rank: int) -> None:
         linear_attention(x, x[:, :, : 5 if rank == 1 else 8], x[:, :, : 5 if rank == 1 else 8], causal=True)
 
 
+def own_error(group: Any, rank: int) -> None:
+    """An error of the program itself on one rank, which no other waits for."""
+    with sequence(group):
+        if rank == 1:
+            int("one")
+
+
 def sum_of_ones(group: Any, rank: int) -> float:
     """Whether the ranks still work together."""
     one = torch.ones(1, 1, 2, 1)

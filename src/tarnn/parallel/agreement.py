@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from traceback import walk_tb
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tarnn.errors import UserError
+from tarnn.errors import LostRankError, UserError
 from tarnn.parallel.collectives import gather_plain
 from tarnn.parallel.group import Layout, Ranks
 
@@ -30,14 +31,20 @@ def agree(ranks: Ranks, length: int, facts: dict[str, Any]) -> Layout:
 
 @contextmanager
 def telling(ranks: Ranks) -> Iterator[None]:
-    """Tell the other ranks, which wait in `agree`, if this one refuses its input within this context."""
+    """Tell the other ranks, which wait in `agree`, if an op or a layer refuses its input within this context."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        if not isinstance(error, UserError):  # which all of them raise
-            with suppress(UserError):  # raised where others did not refuse theirs: they have been told now
+        if not isinstance(error, UserError) and _is_ours(error):  # all of them raise the first
+            with suppress(UserError, LostRankError):  # they did not refuse theirs, and have been told; or are gone
                 agree(ranks, 0, {_REFUSAL: str(error)})
         raise
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether an error was raised within a call of tarnn: nobody waits for one of the program's own."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith("tarnn.") and not name.startswith("tarnn.parallel.") for name in names)
 
 
 def looks(x: Any, time: int | None = None) -> Any:

@@ -97,7 +97,8 @@ class _Stretch:
         if state is None:
             return o, _folded(self.before, ends) if return_state else None
         pairs = zip((state.S, state.z, state.M), (self.before.S, self.before.z, self.before.M))
-        S, z, M = (None if x is None else stretch.everywhere(x, initial) for x, initial in pairs)
+        whole: list[Any] = [None if x is None else stretch.everywhere(x, initial) for x, initial in pairs]
+        S, z, M = whole
         return tied(tied(o, S), z), LinearState(S, z, M)
 
     def _ends(self, made: PreparedCall, given: Arguments) -> _Ends:
