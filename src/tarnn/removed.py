@@ -16,6 +16,8 @@ REMOVED = {
     "tarnn.generation": "Import `tarnn.decoding`.",
     "fast_matmul(shapes=)": "Leave it out, or give `size`, the multiplications of a typical product.",
     "tarnn.decoding.cuda_graph": "Call `model.step`; no step is recorded in a CUDA graph.",
+    "tarnn[triton]": "Install `tarnn[gpu]`.",
+    "fastest_step(state=)": "Leave it out: no step is recorded in a CUDA graph.",
     "tarnn.kernels.triton": "Install `tarnn[gpu]`: flash-linear-attention's kernels compute on GPUs; docs/gpu.md.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
     "tarnn train --sequence-parallel": "Train a model of layers within `tarnn.parallel.sequence`: docs/parallel.md.",
