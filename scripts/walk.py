@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).parents[1] / "src"
 START = "tarnn.ops:linear_attention:q"
+FACTS = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"}  # of a tensor: whoever gets them does not get it
 Function = ast.FunctionDef | ast.ClassDef
 
 
@@ -76,7 +77,12 @@ def callee_of(module: str, call: ast.Call) -> tuple[str, ast.FunctionDef] | None
 
 
 def mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+    """Tell whether an expression uses one of these names for more than its shape, dtype or device."""
+    if isinstance(node, ast.Attribute) and node.attr in FACTS:
+        return False
+    if isinstance(node, ast.Name):
+        return node.id in names
+    return any(mentions(part, names) for part in ast.iter_child_nodes(node))
 
 
 def handed_to(call: ast.Call, function: ast.FunctionDef, names: set[str]) -> set[str]:

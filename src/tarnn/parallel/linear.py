@@ -57,9 +57,18 @@ class _Ends(NamedTuple):
 _IN_TIME = ("k", "q", "v", "log_decay", "key_log_weight")
 
 
-def compute_attention(ranks: Ranks, whole: Callable, arguments: tuple[Any, ...], return_state: bool) -> Any:
+def compute_attention(
+    ranks: Ranks,
+    whole: Callable,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: Any,
+    options: tuple[Any, ...],
+    return_state: bool,
+) -> Any:
     """Compute `linear_attention` of this rank's stretch: o, or (o, the state after the last rank's)."""
-    given = Arguments(*arguments)
+    given = Arguments(q, k, v, feature_map, *options)
     q, k, v = autocast(given.q, given.k, given.v)
     given = given._replace(q=q, k=k, v=v)
     stretch = _Stretch(ranks, given, return_state)

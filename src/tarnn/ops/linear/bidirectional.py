@@ -84,10 +84,23 @@ class Sides(NamedTuple):
 
 
 def attend_both_sides(
-    attend: Callable[..., Any], arguments: tuple[Any, ...], log_decay_back: Any, return_state: bool
+    attend: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: Any,
+    causal: bool,
+    normalize: bool | str,
+    eps: float | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    log_decay: Any,
+    key_log_weight: Tensor | None,
+    state: Any,
+    log_decay_back: Any,
+    return_state: bool,
 ) -> Tensor:
     """Compute attention with decays to both sides from two causal calls of `attend`, which is `linear_attention`."""
-    q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state = arguments
     _check_sides(causal, log_decay, log_decay_back, state is not None or return_state)
     q, k, v = autocast(q, k, v)
     at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype

@@ -111,15 +111,17 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    arguments = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
+    options = (causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
     if log_decay_back is not None or (log_decay is not None and not causal):
-        return attend_both_sides(linear_attention, arguments, log_decay_back, return_state)
-    return compute_attention(arguments, return_state)
+        return attend_both_sides(linear_attention, q, k, v, feature_map, *options, log_decay_back, return_state)
+    return compute_attention(q, k, v, feature_map, options, return_state)
 
 
-def compute_attention(given: tuple[Any, ...], return_state: bool) -> Any:
-    """Compute o, or (o, state), from the arguments of `make_call`. `tarnn.parallel` puts its own function in this place."""
-    made = make_call(*given)
+def compute_attention(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: Any, options: tuple[Any, ...], return_state: bool
+) -> Any:
+    """Compute o, or (o, state); options: those of `make_call`. `tarnn.parallel` puts its own function in this place."""
+    made = make_call(q, k, v, feature_map, *options)
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)
     return (o, made.state_of(outputs)) if return_state else o
