@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).parents[1] / "src"
 START = "tarnn.ops:linear_attention:q"
-FACTS = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"}  # of a tensor: whoever gets them does not get it
+FACTS = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"}  # whoever gets these gets no tensor
 Function = ast.FunctionDef | ast.ClassDef
 
 
