@@ -182,7 +182,7 @@ def test_one_server_has_a_folder(open_store, tmp_path):
     store = open_store()
     with pytest.raises(UserError, match="belong to a server that is running"):
         open_store()
-    script = "from sys import argv; from pathlib import Path; from tarnn.serving.storage.disk import lock_folder; "
+    script = "from sys import argv; from pathlib import Path; from tarnn.serving.storage.index import lock_folder; "
     script += "lock_folder(Path(argv[1]))"
     run = subprocess.run([sys.executable, "-c", script, tmp_path / "states"], capture_output=True, text=True)
     assert "each server has one of its own" in run.stderr

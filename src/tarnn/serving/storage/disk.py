@@ -6,22 +6,18 @@ import re
 import secrets
 import sqlite3
 import time
-from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Any
-
-import numpy as np
 
 from tarnn.data.tensor_file import flush, write_all
 from tarnn.errors import UserError
 from tarnn.serving.snapshot import Tokens
 from tarnn.serving.state_info import UnfitState
 from tarnn.serving.storage.ids import Hold, Holds
-from tarnn.serving.storage.index import Index, is_sound
+from tarnn.serving.storage.index import Index, is_sound, lock_folder, set_aside
 from tarnn.serving.storage.packed import Packed, Packer
 from tarnn.serving.storage.states import Entry, States
 
@@ -282,69 +278,22 @@ class Disk:
         if not path.exists() or is_sound(path):
             try:
                 self.index = Index(path, self._packer.key)
-                try:
-                    return self._read()
-                except BaseException:
-                    self.index.close()
-                    raise
+                return self._read()
             except sqlite3.NotSupportedError:
                 raise
             except (sqlite3.DatabaseError, LookupError, TypeError, ValueError) as error:
                 if isinstance(error, sqlite3.OperationalError) and "decode" not in str(error):
                     raise
-                self.states.clear()
-                self.holds.clear()
-        aside = self._folder / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-        aside.mkdir()
-        for name in ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "states"):
-            if (self._folder / name).exists():
-                os.rename(self._folder / name, aside / name)
-        (self._folder / "states").mkdir()
+        set_aside(self._folder)
         self.index = Index(path, self._packer.key)
         self._read()
 
     def _read(self) -> None:
-        """Take all states and ids from the index."""
-        self.states.model = self.holds.model = self.index.model
-        rows, entries = self.index.states(), dict[int, Entry]()
-        by_above: dict[int | None, list[tuple[Any, ...]]] = defaultdict(list)
-        for row in rows:
-            by_above[row[3]].append(row)
-        aboves: list[int | None] = [None]
-        while aboves:
-            above = aboves.pop()
-            for id, model, owner, _, tokens, file, size, used in by_above.pop(above, ()):
-                start = None if above is None else entries[above]
-                entry = entries[id] = self.states.place(owner, np.frombuffer(tokens, "<i4"), model, start)
-                if entry.id or (start is not None and start.tree is not entry.tree):
-                    raise LookupError(f"state {id} is not where it should be")
-                entry.used = float(used)
-                self.states.save(entry, id, str(file), int(size))
-                aboves.append(id)
-        if by_above:
-            raise LookupError("there are states after others that are not there")
-        self.states.saved = dict(sorted(self.states.saved.items(), key=lambda item: item[1].used))
-        for (
-            tenant,
-            id,
-            name,
-            parent,
-            num,
-            size,
-            created,
-            used,
-            model,
-            seal,
-            note_bytes,
-            state,
-            why,
-        ) in self.index.holds():
-            if state is None:
-                self.holds.bury(tenant, str(why), id, name if model == self.index.model else None)
-                continue
-            times = float(created), float(used)
-            hold = Hold(tenant, id, name, parent, None, int(num), int(size), *times, model, seal, int(note_bytes))
-            self.holds.add(hold, entries[state])
+        try:
+            self.index.read(self.states, self.holds)
+        except BaseException:
+            self.index.close()
+            raise
 
     def _clean(self) -> None:
         """Delete files without a state, and states without a file."""
@@ -359,30 +308,3 @@ class Disk:
                 os.unlink(entry)
         for state in [x for x in self.states.saved.values() if x.file not in found]:
             self.remove(state, LOST)
-
-
-def lock_folder(folder: Path) -> int:
-    """Take a folder for this store alone; return the descriptor that keeps it until it is closed or the process ends.
-
-    Raises UserError if another server has the folder, or if it can't be written.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UserError(
-            f"states can't be kept in {folder}: {error.strerror}. Give a folder that this user may write to."
-        ) from error
-    from fcntl import LOCK_EX, LOCK_NB, flock
-
-    try:
-        flock(file, LOCK_EX | LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise UserError(
-            f"the states in {folder} belong to a server that is running. Stop it first, or give this one another folder: "
-            "each server has one of its own."
-        ) from error
-    return file

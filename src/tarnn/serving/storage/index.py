@@ -3,15 +3,24 @@
 It is read once, when the folder is opened; then `states.py` and `ids.py` have all of it in memory, but for the notes.
 """
 
+import errno
+import os
+import secrets
 import sqlite3
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tarnn.errors import UserError
 from tarnn.serving.model import StateKey
-from tarnn.serving.storage.ids import MOST_GONE, Hold
+from tarnn.serving.storage.ids import MOST_GONE, Hold, Holds
+from tarnn.serving.storage.states import Entry, States
 
 VERSION = 2
 MODELS_AND_HOLDS = """
@@ -97,13 +106,37 @@ class Index:
         [row] = self._rows("SELECT fingerprint, weights, isa, products FROM models WHERE id = ?", model)
         return StateKey(*row)
 
-    def states(self) -> list[tuple[Any, ...]]:
-        """Return (id, model, owner, above, tokens, file, bytes, used) of all states."""
-        return self._rows("SELECT id, model, owner, above, tokens, file, bytes, used FROM states")
-
-    def holds(self) -> list[tuple[Any, ...]]:
-        """Return all holds as `HOLDS` says, oldest first."""
-        return self._rows(HOLDS)
+    def read(self, states: States, holds: Holds) -> None:
+        """Read all states and ids. Raises LookupError, TypeError or ValueError for an index that is damaged."""
+        states.clear()
+        holds.clear()
+        states.model = holds.model = self.model
+        by_above: dict[int | None, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in self._rows("SELECT id, model, owner, above, tokens, file, bytes, used FROM states"):
+            by_above[row[3]].append(row)
+        entries: dict[int | None, Entry] = {}
+        aboves: list[int | None] = [None]
+        while aboves:
+            above = aboves.pop()
+            for id, model, owner, _, tokens, file, size, used in by_above.pop(above, ()):
+                entry = entries[id] = states.place(owner, np.frombuffer(tokens, "<i4"), model, entries.get(above))
+                if entry.id or (above is not None and entry.tree is not entries[above].tree):
+                    raise LookupError(f"state {id} is not where it should be")
+                entry.used = float(used)
+                states.save(entry, id, str(file), int(size))
+                aboves.append(id)
+        if by_above:
+            raise LookupError("there are states after others that are not there")
+        states.saved = dict(sorted(states.saved.items(), key=lambda item: item[1].used))
+        for tenant, id, name, parent, num, size, created, used, model, seal, note_bytes, state, why in self._rows(
+            HOLDS
+        ):
+            if state is None:
+                holds.bury(tenant, str(why), id, name if model == self.model else None)
+                continue
+            times = float(created), float(used)
+            hold = Hold(tenant, id, name, parent, None, int(num), int(size), *times, model, seal, int(note_bytes))
+            holds.add(hold, entries[state])
 
     def note(self, hold: Hold) -> str:
         rows = self._rows("SELECT note FROM holds WHERE tenant = ? AND id = ?", hold.tenant, hold.id)
@@ -200,3 +233,40 @@ def is_sound(path: Path) -> bool:
         return False
     finally:
         db.close()
+
+
+def set_aside(folder: Path) -> None:
+    """Move a damaged index away, with the files of its states; nothing is deleted, and the folder is empty."""
+    aside = folder / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    aside.mkdir()
+    for name in ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "states"):
+        if (folder / name).exists():
+            os.rename(folder / name, aside / name)
+    (folder / "states").mkdir()
+
+
+def lock_folder(folder: Path) -> int:
+    """Take a folder for this store alone; return the descriptor that keeps it until it is closed or the process ends.
+
+    Raises UserError if another server has the folder, or if it can't be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"states can't be kept in {folder}: {error.strerror}. Give a folder that this user may write to."
+        ) from error
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+    try:
+        flock(file, LOCK_EX | LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise UserError(
+            f"the states in {folder} belong to a server that is running. Stop it first, or give this one another folder: "
+            "each server has one of its own."
+        ) from error
+    return file
