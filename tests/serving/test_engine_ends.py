@@ -65,29 +65,6 @@ def test_the_last_position(engine, keep):
         one.submit(Request(prompt(49)))
 
 
-def test_no_tokens_at_all(engine, served):
-    stream = engine().submit(Request(prompt(70), 0, keep=True))
-    [(text, tokens, finish, snapshot)] = answer(stream)
-    assert (text, tokens, finish) == ("", [], "length")
-    assert torch.equal(snapshot.logits, alone(served(), Request(prompt(70), 0))[1])
-    assert stream.usage == (70, 0, 0)
-
-
-def test_it_goes_on_from_where_another_ended(engine, served):
-    one = engine()
-    whole = Request(prompt(30), 20, Sampling(temperature=0), end_ids=NO_ENDS)
-    [(_, tokens, _, snapshot)] = answer(
-        one.submit(Request(prompt(30), 8, Sampling(temperature=0), end_ids=NO_ENDS, keep=True))
-    )
-    before = snapshot.state.clone()
-    for _ in range(2):  # a snapshot is a value
-        stream = one.submit(Request(max_tokens=12, sampling=Sampling(temperature=0), begin=snapshot, end_ids=NO_ENDS))
-        [(_, more, _, _)] = answer(stream)
-        assert [*tokens, *more] == alone(served(), whole)[0]
-        assert stream.usage == (38, 38, 12)
-    assert torch.equal(before.layers[0].S, snapshot.state.layers[0].S)
-
-
 def test_half_a_character_is_completed_by_what_goes_on(engine):
     one = engine()
     euro = np.frombuffer("€".encode(), np.uint8).astype(int)

@@ -7,18 +7,24 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
-from support.served import NO_ENDS, alone, prompt
+from support.served import NO_ENDS, alone, answer, prompt
 
-from tarnn.serving import scheduler
+from tarnn.serving import pool, scheduler
 from tarnn.serving.engine import Engine
 from tarnn.serving.request import Request, Sampling
 from tarnn.serving.store import StateStore
 
 SAMPLINGS = [
     Sampling(temperature=0),
-    Sampling(seed=1),
-    Sampling(seed=2, temperature=0.8, top_k=9, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.3),
+    Sampling(seed=7),
+    Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=2**64 - 1),
+    Sampling(seed=3, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2, logit_bias={5: 2.0}),
 ]
+
+
+def same(ours, theirs):
+    pairs = zip(ours.layers, theirs.layers, strict=True)
+    return all(torch.equal(x, b.tensors()[name]) for a, b in pairs for name, x in a.tensors().items())
 
 
 class Machine(RuleBasedStateMachine):
@@ -116,8 +122,9 @@ class Machine(RuleBasedStateMachine):
                 finishes.append(event.finish)
             if event.snapshot is not None:
                 kept.append(event.snapshot)
-                expected = self.expected(stream.request, event.choice)
-                assert torch.equal(event.snapshot.logits, expected[1])
+                _, logits, state = self.expected(stream.request, event.choice)
+                assert torch.equal(event.snapshot.logits, logits)
+                assert same(event.snapshot.state, state)
         return kept
 
     def teardown(self):
@@ -148,9 +155,29 @@ class Machine(RuleBasedStateMachine):
 def test_answers_of_any_history(served, kind, stored, monkeypatch):
     monkeypatch.setattr(scheduler, "MOST_UNREAD", 5)
     monkeypatch.setattr(scheduler, "LOOK", 2)
+    monkeypatch.setattr(pool, "LEAST_ROOM", 3)  # caches are often full
     run_state_machine_as_test(
         lambda: Machine(served(kind), stored),
         settings=settings(
             max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["linear", "decay", "rotary", "log-weighted", "hybrid"])
+def test_equals_the_token_loop_alone(engine, served, kind, weights):
+    one = engine(kind, weights, max_rows=5, prefill_piece=16)
+    requests = [
+        Request(prompt(1 + 7 * i, seed=i), 3 + i % 11, SAMPLINGS[i % 4], end_ids=NO_ENDS, keep=True, client=str(i % 3))
+        for i in range(13)
+    ]
+    streams = [one.submit(request) for request in requests]
+    for request, stream in zip(requests, streams):
+        [(_, tokens, finish, snapshot)] = answer(stream)
+        expected, logits, state = alone(served(kind, weights), request)
+        assert (tokens, finish) == (expected, "length")
+        assert torch.equal(snapshot.logits, logits)
+        assert snapshot.tokens.tolist() == [*request.prompt, *tokens]
+        assert same(snapshot.state, state)
+        assert stream.usage == (len(request.prompt), 0, len(tokens))

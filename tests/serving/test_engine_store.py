@@ -91,13 +91,6 @@ def test_a_diverged_state_is_not_kept(stored):
     assert answered(stored, asked([*prompt(20), 1, 2]))[1] == 20
 
 
-def test_choices_of_a_prompt_that_was_found(stored):
-    request = Request(prompt(40), 5, Sampling(seed=1), n=3, end_ids=NO_ENDS)
-    expected = [alone(stored.model, request, choice)[0] for choice in range(3)]
-    for _ in range(2):
-        assert [x[1] for x in answer(stored.submit(request))] == expected
-
-
 class Broken:
     """A store whose disk is gone."""
 

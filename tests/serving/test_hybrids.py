@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.served import NO_ENDS, alone, answer, prompt
+from support.served import NO_ENDS, answer, prompt
 
 from tarnn.serving import pool as pool_module
 from tarnn.serving.pool import Pool, copy_of
 from tarnn.serving.request import Request, Sampling
-from tarnn.serving.store import StateStore
 
 
 @pytest.fixture(autouse=True)
@@ -21,40 +20,6 @@ def little_room(monkeypatch):
 def same(snapshot, state):
     pairs = zip(snapshot.state.layers, state.layers, strict=True)
     return all(torch.equal(x, b.tensors()[name]) for a, b in pairs for name, x in a.tensors().items())
-
-
-def test_rows_that_outgrow_their_caches(engine, served):
-    one = engine("hybrid", max_rows=3, prefill_piece=16)
-    requests = [
-        Request(prompt(1 + 29 * i, seed=i), 40 - 6 * i, Sampling(seed=i), end_ids=NO_ENDS, keep=True) for i in range(6)
-    ]
-    streams = [one.submit(request) for request in requests]
-    for request, stream in zip(requests, streams):
-        [(_, tokens, _, snapshot)] = answer(stream)
-        expected, _, state = alone(served("hybrid"), request)
-        assert tokens == expected
-        assert same(snapshot, state)
-        cache = snapshot.state.layers[1]
-        assert cache.length == cache.capacity == len(request.prompt) + len(tokens)
-
-
-def test_choices_share_a_prompt_and_no_cache(engine, served):
-    request = Request(prompt(20), 12, Sampling(seed=5), n=4, end_ids=NO_ENDS)
-    choices = [tokens for _, tokens, _, _ in answer(engine("hybrid", max_rows=3).submit(request))]
-    assert choices == [alone(served("hybrid"), request, choice)[0] for choice in range(4)]
-
-
-def test_a_hit_is_a_cold_run(engine, served):
-    model = served("hybrid")
-    one = engine("hybrid", store=StateStore(model))
-    for length, cached in ((30, 0), (50, 30), (50, 50)):
-        request = Request(prompt(50)[:length], 9, Sampling(temperature=0), end_ids=NO_ENDS, keep=True)
-        [(_, tokens, _, snapshot)] = answer(stream := one.submit(request))
-        expected, logits, state = alone(model, request)
-        assert tokens == expected
-        assert torch.equal(snapshot.logits, logits)
-        assert same(snapshot, state)
-        assert stream.usage.cached_tokens == cached
 
 
 def test_a_snapshot_stays_what_it_was(engine, served):
