@@ -1,7 +1,6 @@
 """Where states are kept: found by the tokens that they have seen, or held under an id that a client was given."""
 
 import builtins
-import secrets
 import sqlite3
 import threading
 import time
@@ -14,7 +13,7 @@ from tarnn.serving.snapshot import Snapshot, Tokens
 from tarnn.serving.state_info import StateGone, StateInfo, StoreFull, StoreStats
 from tarnn.serving.storage.disk import ROOM, Disk
 from tarnn.serving.storage.disk_cache import DAMAGED, DiskCache
-from tarnn.serving.storage.ids import Hold, Holds, check_name, gone, new_id
+from tarnn.serving.storage.ids import Hold, Holds, check_name, gone, mine, new_id, owner_of
 from tarnn.serving.storage.packed import Packed, Packer, seal
 from tarnn.serving.storage.states import Entry, States
 
@@ -303,13 +302,3 @@ class StateStore:
         if self.cache is None and self._ttl is not None and time.time() - self._expired >= min(1.0, self._ttl):
             self._expired = time.time()
             self._expire()
-
-
-def owner_of(tenant: str, proven: bool) -> str:
-    """Return the owner of a state's tree. What is not proven has a tree of its own, where it is not found by its tokens."""
-    return mine(tenant) if proven else secrets.token_hex(8) + mine(tenant)
-
-
-def mine(tenant: str) -> str:
-    """Return the owner of states that were made here for this tenant."""
-    return f"/{tenant}"

@@ -26,6 +26,16 @@ def new_id(kind: str = "state") -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
+def owner_of(tenant: str, proven: bool) -> str:
+    """Return the owner of a state's tree. What is not proven has a tree of its own, where it is not found by its tokens."""
+    return mine(tenant) if proven else secrets.token_hex(8) + mine(tenant)
+
+
+def mine(tenant: str) -> str:
+    """Return the owner of states that were made here for this tenant."""
+    return f"/{tenant}"
+
+
 def taken(name: str) -> NameTaken:
     return NameTaken(f"there is a state {name!r} already. Delete it first, or take another name.")
 

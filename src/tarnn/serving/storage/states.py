@@ -281,9 +281,11 @@ class States:
 
         held_by: those that this tenant holds; None: those that are not held.
         """
-        free = (
-            x for x in self.saved.values() if (x.tenant == held_by and x.holds if held_by is not None else not x.holds)
-        )
+        free = (x for x in self.saved.values() if not x.writes)
+        if held_by is None:
+            free = (x for x in free if not x.holds)
+        else:
+            free = (x for x in free if x.holds and x.tenant == held_by)
         now = time.time()
         return sorted(islice(free, SAMPLE), key=lambda x: x.node.distance() / max(now - x.used, 1e-3))
 
