@@ -281,12 +281,12 @@ class States:
 
         held_by: those that this tenant holds; None: those that are not held.
         """
-        free = (x for x in self.saved.values() if not x.writes)
-        if held_by is None:
-            free = (x for x in free if not x.holds)
-        else:
-            free = (x for x in free if x.holds and x.tenant == held_by)
-        now = time.time()
+
+        def may_go(x: Entry) -> bool:
+            held = bool(x.holds)
+            return not x.writes and (held and x.tenant == held_by if held_by is not None else not held)
+
+        now, free = time.time(), filter(may_go, self.saved.values())
         return sorted(islice(free, SAMPLE), key=lambda x: x.node.distance() / max(now - x.used, 1e-3))
 
     def shares(self) -> Counter[str]:
