@@ -77,7 +77,7 @@ class State:
         return self, other
 
     def to(self: Kind, device: torch.device | str) -> Kind:
-        """The same state on another device."""
+        """Return the same state on another device."""
         return self.map(lambda x: x.to(device))
 
     def clone(self: Kind) -> Kind:
@@ -90,7 +90,7 @@ class State:
         return sum(x.nbytes for x in pytree.tree_leaves(self) if isinstance(x, Tensor))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the state has to say, by name: `S`, or in a model's state `layers.0.S`. For files and exports."""
+        """Return the tensors by name, for files and exports: `S`, or in a model's state `layers.0.S`."""
         found: dict[str, Tensor] = {}
         for path, part in pytree.tree_flatten_with_path(self, is_leaf=self._is_part)[0]:
             name = pytree.keystr(path).translate(_BRACKETS_TO_DOTS).strip(".")
