@@ -14,7 +14,7 @@ from tarnn.kernels.tracing import is_untraced
 from tarnn.ops.state import State
 
 _MOST = 1000  # kinds of calls that an op remembers
-_CONSTANTS = (bool, int, float, str)
+_CONSTANTS = (int, float, str)
 
 
 def skip_repeated_checks(checked: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,27 +57,29 @@ def _signature(arguments: tuple) -> tuple[Hashable, list[Tensor | None]]:
     if not is_untraced(arguments[0]) or torch._C._is_any_autocast_enabled():
         return None, tensors
     for x in arguments:
-        if x is None:
-            key.append(None)
+        if x is None or x is True or x is False:
+            key.append(x)
             continue
         kind = type(x)
         if kind is Tensor or kind is nn.Parameter:
-            key += x.shape, x.dtype, x.device
+            key += x.shape, x.dtype, x.is_cpu or x.device
             tensors.append(x)
-        elif kind in _CONSTANTS:
-            key += kind, x
+        elif isinstance(x, FeatureMap):
+            if not x.kernel:
+                return None, tensors
+            key += kind, x.kernel, x.positive
         elif isinstance(x, State):
             key.append(kind)
             for part in vars(x).values():
-                if part is not None:
-                    if type(part) is not Tensor:
-                        return None, tensors
-                    key += part.shape, part.dtype, part.device
+                if part is None:
+                    key.append(None)
+                elif type(part) is Tensor:
+                    key += part.shape, part.dtype, part.is_cpu or part.device
                     tensors.append(part)
                 else:
-                    key.append(None)
-        elif isinstance(x, FeatureMap) and x.kernel:
-            key += kind, x.kernel, x.positive
+                    return None, tensors
+        elif kind in _CONSTANTS:
+            key += kind, x  # 1 is not True
         else:
             return None, tensors
     tensors.append(None)
