@@ -1,7 +1,4 @@
-"""Readers of images: MNIST's idx files, npz, pictures, rows of `datasets`.
-
-All images of a source are held in memory, a byte for each channel of each pixel.
-"""
+"""Readers of images (MNIST's idx files, npz, pictures, rows of `datasets`), which hold a source in memory, a byte per value."""
 
 import gzip
 import hashlib
