@@ -131,3 +131,13 @@ def test_the_prompt_may_be_cut_at_multiples_of_the_chunk():
     assert torch.equal(first, whole[:, :, :64]) or not library.available()
     assert same(rest, whole[:, :, 64:]) if library.available() else torch.allclose(rest, whole[:, :, 64:], atol=1e-5)
     assert torch.allclose(state.S, end.S, atol=1e-5)
+
+
+def test_no_token_has_a_graph_too():
+    """Ranks that share a sequence may have none of it, and still take part in the backward pass."""
+    q, k, v, a, b = (torch.randn(1, 2, 0, 4).double().requires_grad_() for _ in range(5))
+    o, state = low_rank_delta_rule(q, k, v, a, b, return_state=True)
+    assert o.shape == (1, 2, 0, 4)
+    torch.testing.assert_close(state.S, torch.zeros(1, 2, 4, 4).double(), check_stride=False)
+    assert o.requires_grad
+    assert state.S.requires_grad

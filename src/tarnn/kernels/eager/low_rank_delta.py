@@ -53,7 +53,10 @@ def _whole(call: Call) -> Outputs:
     """The outputs of a call that isn't packed."""
     inputs, spoilt = _inputs(call)
     S = call.new_state().zero_() if call.S is None else call.S
-    t, parts = call.q.shape[2], [call.q.new_empty(*call.q.shape[:2], 0, call.v.shape[3])]
+    t, (q, k, v) = call.q.shape[2], (x.to(call.dtype) for x in call[:3])
+    if not t:  # zeros that autograd knows where they come from, as for any other length
+        S = S + k.mT @ v
+    parts = [(q[:, :, :0] @ S).to(call.q.dtype)]
     per_segment = max(1, SEGMENT // CHUNK) * CHUNK
     whole = t - t % CHUNK
     for start in (*range(0, whole, per_segment), *([whole] if whole < t else [])):
