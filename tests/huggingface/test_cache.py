@@ -96,13 +96,14 @@ def test_what_was_not_recorded_cannot_be_cropped(make_model, ids):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("parts", [[4, 1, 1, 1], [4, 3]])
 @pytest.mark.parametrize("removed", [0, 1, 3, 4, 6, 7])
-def test_cropping_is_never_having_read(model, ids, removed):
-    """One forward of four tokens, two of one, one of one; as many of the last seven go as the caller says."""
+def test_cropping_is_never_having_read(model, ids, removed, parts):
+    """As many of the last seven tokens, read in these parts, go as the caller says."""
     x, last = ids(1, 12), ids(1, 1)
     cache = filled(model, x[:, :5])
     cache.activate_past_recording()
-    for part in x[:, 5:].split([4, 1, 1, 1], dim=1):
+    for part in x[:, 5:].split(parts, dim=1):
         model(part, cache=cache)
     cache.crop(-removed)
     assert cache.get_seq_length() == 12 - removed

@@ -6,7 +6,15 @@ from hypothesis import HealthCheck, given, settings
 from support.attention_cases import Case, cases, relative_error
 
 from tarnn import feature_maps
-from tarnn.ops import LinearState, linear_attention, step
+from tarnn.ops import (
+    DeltaState,
+    LinearState,
+    hybrid_attention,
+    hybrid_step,
+    linear_attention,
+    low_rank_delta_step,
+    step,
+)
 
 MAPS = {m.kernel: m for m in (feature_maps.Elu(), feature_maps.Relu(), feature_maps.SquaredRelu(), feature_maps.Exp())}
 
@@ -70,3 +78,22 @@ def test_a_step_in_place_moves_on_the_version_of_all_that_it_writes(weighted):
     assert all(x._version > old for x, old in zip(state.tensors().values(), before))
     with torch.inference_mode():  # whose tensors have no versions
         run(Case(b=1, g=2, r=1, t=1), LinearState.zeros(1, 2, 5, 3, dtype=torch.float64), inplace=True)
+
+
+@pytest.mark.parametrize("channels", [(), (4,)])
+def test_a_batch_of_no_rows_takes_a_step(channels):
+    q, decay = torch.zeros(0, 2, 1, 4), torch.zeros(0, 2, 1, *channels)
+    assert step(q, q, q, log_decay=decay)[0].shape == q.shape
+    state = DeltaState.zeros(0, 2, 4, 4)
+    assert low_rank_delta_step(q, q, q, q, q, log_decay=decay, state=state)[0].shape == q.shape
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 4), (2, 0)])
+@pytest.mark.parametrize("feature_map", [None, "elu", "favor"])
+def test_hybrid_attention_of_no_rows_or_of_values_of_no_width(rows, width, feature_map):
+    q, v = torch.zeros(rows, 2, 5, 4), torch.zeros(rows, 2, 5, width)
+    options = {"window": 2, "slots": 0 if feature_map is None else 1}
+    o, state = hybrid_attention(q, q, v, feature_map, causal=True, return_state=True, **options)
+    assert o.shape == v.shape
+    one, v = q[:, :, :1], v[:, :, :1]
+    assert hybrid_step(one, one, v, feature_map, state, **options)[0].shape == v.shape

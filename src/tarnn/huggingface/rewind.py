@@ -65,15 +65,15 @@ class Rewindable:
 
     def rewind(self, num_tokens: int) -> Any:
         """Forget the last tokens, 1 … self.num_tokens: the state before them."""
-        left, remaining = self.num_tokens - num_tokens, []
+        left, remaining, cut = self.num_tokens - num_tokens, [], False
         state, unread = None, list[Stretch]()
         for stretch in self._stretches:
-            if stretch.state is not _NOT_KEPT:
+            if stretch.state is not _NOT_KEPT and not cut:  # a state after tokens that are forgotten is of no use
                 state, unread = stretch.state, []
             if not left:
                 break
             n = min(left, stretch.num_tokens)
-            left -= n
+            left, cut = left - n, n < stretch.num_tokens
             remaining.append(stretch._replace(num_tokens=n))
             unread.append(remaining[-1])
         for stretch in unread:

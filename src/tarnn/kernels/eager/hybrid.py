@@ -223,7 +223,7 @@ def _sweep(phi_q, phi_k, v, w, decay, sums, M, a) -> tuple[_Part, Tensor, Tensor
 
     phi_q = chunked(phi_q).unflatten(1, (g, -1)).transpose(2, 3)  # (b, g, n, r, c, f)
     phi_k, value = chunked(phi_k.to(phi_q.dtype)), chunked(v.to(phi_q.dtype))
-    value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    value = pad(value, (0, 1), value=1.0)
     weights: Any = chunk_weights(chunked(decay), None if by_feature else chunked(w, -torch.inf), M)
     entered = (phi_k * weights.key).mT @ value  # (b, g, n, f, e + 1)
     before = []

@@ -87,15 +87,15 @@ def _read(token: Token) -> tuple[Tensor, Tensor]:
     """o and ρ of the token that was written last."""
     q, g, dtype = token.q, token.k.shape[1], token.v.dtype
     kind = wide(dtype)
-    products = token.scale * q.to(kind).reshape(q.shape[0], g, -1, q.shape[3]) @ token.store_k.to(kind).mT
+    products = token.scale * q.to(kind).reshape(q.shape[0], g, q.shape[1] // g, q.shape[3]) @ token.store_k.to(kind).mT
     logits = capped(products, token.softcap) + token.fade[:, :, None]
     logits = logits.masked_fill(~_filled(token)[:, :, None], -torch.inf)  # (b, g, r, s + w + c)
     most = logits.detach().amax(-1, keepdim=True)
     if token.phi_q is None or token.a is None:
         weights = (logits - most).exp()
         o = (weights @ token.store_v.to(kind)) / weights.sum(-1, keepdim=True)
-        return o.reshape(*q.shape[:3], -1).to(dtype), torch.zeros_like(q[..., 0], dtype=kind)
-    phi, a = token.phi_q.reshape(*logits.shape[:3], -1), token.a.reshape(logits.shape[:3])
+        return o.reshape(*q.shape[:3], o.shape[-1]).to(dtype), torch.zeros_like(q[..., 0], dtype=kind)
+    phi, a = token.phi_q.reshape(*logits.shape[:3], token.phi_q.shape[-1]), token.a.reshape(logits.shape[:3])
     unit = token.M[:, :, None]  # (b, g, 1), or (b, g, 1, f)
     if token.log_features:
         logs = phi + unit
@@ -107,4 +107,4 @@ def _read(token: Token) -> tuple[Tensor, Tensor]:
     far = far_weight * (phi @ token.z[..., None])
     total = near_weights.sum(-1, keepdim=True) + far
     o = (near_weights @ token.store_v.to(kind) + far_weight * (phi @ token.S)) / total
-    return o.reshape(*q.shape[:3], -1).to(dtype), (far / total).reshape(q.shape[:3])
+    return o.reshape(*q.shape[:3], o.shape[-1]).to(dtype), (far / total).reshape(q.shape[:3])

@@ -82,7 +82,8 @@ def _one_token(call: Call, inplace: bool) -> Outputs:
 
 def _decay_and_weight(call: Call, phi_k: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """(what the state is multiplied with (…, f or 1) or None, φ(k) weighted, new M or None)."""
-    decay = None if call.log_decay is None else call.log_decay.to(call.dtype).reshape(*phi_k.shape[:2], -1)
+    decay = call.log_decay  # (b, g, 1) or (b, g, 1, f)
+    decay = None if decay is None else decay.to(call.dtype).reshape(*phi_k.shape[:2], decay.shape[-1])
     if not call.weighted:
         return None if decay is None else decay.exp(), phi_k, None
     before = phi_k.new_zeros(phi_k.shape[:2]) if call.M is None else call.M

@@ -42,7 +42,7 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
         S: Any = call.S
         read = (a[:, :, None] @ S).squeeze(2)  # (b, h, e)
         if call.log_decay is not None:
-            keep = call.log_decay.reshape(*k.shape[:2], -1, 1).exp()
+            keep = call.log_decay.reshape(*k.shape[:2], call.log_decay.shape[-1], 1).exp()  # 1 or d
             S = S.mul_(keep) if inplace else S * keep
         for x, y in ((b, read), (k, v)):
             S = S.addcmul_(x[..., None], y[:, :, None]) if inplace else torch.addcmul(S, x[..., None], y[:, :, None])
