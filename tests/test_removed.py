@@ -19,6 +19,8 @@ def test_an_import_says_what_replaces_it(name):
     package, _, attribute = name.rpartition(".")
     with pytest.raises(ModuleNotFoundError, match=re.escape(message(name))):
         importlib.import_module(name)
+    with pytest.raises(ImportError, match=re.escape(message(name))):
+        exec(f"from {package} import {attribute}")
     with pytest.raises((AttributeError, ModuleNotFoundError)):
         getattr(importlib.import_module(package), attribute)
 

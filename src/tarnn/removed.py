@@ -32,6 +32,10 @@ REMOVED = {
     "tarnn train --labels-field": "Read your words in `examples/words.py`.",
     "tarnn eval --target-field": "Measure pairs in `examples/pairs.py`.",
     "tarnn.tasks.pairs": "Train with `examples/pairs.py`.",
+    "tarnn.tasks.Seq2SeqTask": "Train with `examples/pairs.py`.",
+    "tarnn.tasks.TokenClassificationTask": "Train with `examples/words.py`.",
+    "tarnn.training.redraw": "Import `tarnn.training.callbacks`.",
+    "tarnn.models.fused": "Import `tarnn.decoding.fused`.",
 }
 
 
@@ -58,7 +62,7 @@ class _Removed:
     @staticmethod
     def find_spec(name: str, path=None, target=None):
         if name in REMOVED:
-            raise ModuleNotFoundError(message(name), name=name)
+            raise ModuleNotFoundError(message(name))  # without its name: `from tarnn import …` would drop the sentence
 
 
 def announce() -> None:

@@ -20,12 +20,12 @@ from tarnn.removed import message_of_command
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
-    "train": "Train a model of text, images, labels, transcripts or pairs: files, folders, stdin, a dataset, pictures …",
+    "train": "Train a model of text, images, labels or transcripts: files, folders, stdin, a dataset, pictures …",
     "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
     "serve": "Serve models over HTTP, to clients of OpenAI's API: streams, states that are kept, many texts at once.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
-    "predict": "Classify texts, fill masked ones, transform or transcribe, with a trained model.",
+    "predict": "Classify texts, fill masked ones or transcribe, with a trained model.",
     "eval": "Measure a model on held-out data: bits per byte, accuracy, error rates, bits per dimension.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "transcribe": "Write what is said in a wav file, whole or as a stream.",
