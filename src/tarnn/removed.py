@@ -13,6 +13,7 @@ REMOVED = {
     "WindowAttention(global_tokens=)": "Take `sinks` for first tokens that all see.",
     "hybrid_attention(global_tokens=)": "Take `sinks` for first tokens that all see, `exact_queries` for queries that see all.",
     "set_options(global_tokens=)": "Take `sinks` for first tokens that all see.",
+    "read_images(digits)": "Write scikit-learn's digits as `digits/train.npz`: `images` (n, 8, 8), uint8, and `labels`.",
     "tarnn.generation": "Import `tarnn.decoding`.",
     "fast_matmul(shapes=)": "Leave it out, or give `size`, the multiplications of a typical product.",
     "tarnn.decoding.cuda_graph": "Call `model.step`; no step is recorded in a CUDA graph.",

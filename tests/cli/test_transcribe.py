@@ -107,4 +107,5 @@ def test_what_is_refused(command, folders, sound, tmp_path):
     assert command("transcribe", model, sound(), "--stream").is_refusal("sees both sides")
     assert command("transcribe", folders[True], sound(), "--stream", "--beam", 2).is_refusal("--beam", "--stream")
     assert command("transcribe", tmp_path, sound()).is_refusal("it has no config.json")
+    assert command("transcribe", sound(), model).is_refusal("tarnn transcribe RUN FILE")
     assert command("transcribe", model, tmp_path / "b.wav").is_refusal("b.wav: no such file")

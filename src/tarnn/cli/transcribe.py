@@ -89,6 +89,8 @@ def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
     from tarnn.huggingface.speech_features import open_front_end
     from tarnn.tasks.checkpoint import open_model
 
+    if checkpoint.is_file():
+        raise UserError(f"{checkpoint} is a file; name the model's folder before it: tarnn transcribe RUN FILE.")
     for name in ("config.json", "preprocessor_config.json", "vocab.json"):
         if not (checkpoint / name).is_file():
             raise UserError(

@@ -206,6 +206,8 @@ def test_folders_that_do_not_fit_together(tmp_path):
     assert len(read_images(runs)) == 2
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         read_images(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"digits: no such file .* has been removed. Write scikit-learn's"):
+        read_images("digits:test")
     with pytest.raises(UserError, match="names a part of a file"):
         read_images(str(Path(two) / "a.npz:test"))
     Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(tmp_path / "clear.png")

@@ -13,6 +13,7 @@ import numpy as np
 from tarnn.data.sources import dataset_rows
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
+from tarnn.removed import message
 
 KINDS = (
     "a folder or file of idx (MNIST) or npz, pictures, or 'datasets:NAME[:CONFIG[:SPLIT]]'; ':train', ':valid' or ':test' after "
@@ -90,7 +91,8 @@ def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
     if where.is_dir():
         return read_folder(where, wanted, parts)
     if not where.exists():
-        raise UserError(f"{path}: no such file or folder; expected {KINDS}.")
+        gone = message(f"read_images({path})")
+        raise UserError(f"{path}: no such file or folder; expected {KINDS}. {gone}".rstrip())
     if wanted:
         raise UserError(f"{source} names a part of a file; only folders have parts. Leave ':{wanted}' out.")
     if (kind := format_of(where)) is None:
