@@ -139,11 +139,11 @@ def _check_sides(causal: bool, log_decay, log_decay_back, with_state: bool) -> N
         missing = "log_decay" if log_decay is None else "log_decay_back"
         raise ValueError(
             "log_decay needs causal=True; attention to both sides takes two decays, log_decay for the keys before a query "
-            f"and log_decay_back for those behind it, and {missing} is missing."
+            f"and log_decay_back for those after it, and {missing} is missing."
         )
     if with_state:
         raise ValueError(
-            "attention that fades to both sides has no state: what comes later fades all that is behind it. Leave out state= "
+            "attention that fades to both sides has no state: what comes later fades all that is before it. Leave out state= "
             "and return_state=True."
         )
 
