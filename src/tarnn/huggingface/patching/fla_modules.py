@@ -180,10 +180,10 @@ def rotary_embedding(
 
 
 def inputs_for_generation(model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Prepare a step of `generate` with the cache as past_key_values: fla's models ignore it by its new name."""
+    """Prepare a step of `generate` with the cache by its old name: fla's models ignore the new one."""
     from transformers import GenerationMixin
 
-    from tarnn.huggingface.versions import CACHE, for_generate
+    from tarnn.huggingface.versions import CACHE, OLD_NAMES, for_generate
 
     inputs = GenerationMixin.prepare_inputs_for_generation(model, *args, **for_generate(kwargs))
-    return {"past_key_values" if name == CACHE else name: x for name, x in inputs.items()}
+    return {OLD_NAMES[0] if name == CACHE else name: x for name, x in inputs.items()}
