@@ -40,7 +40,7 @@ class Sampling:
 class Request:
     """A text to continue: the tokens of its prompt, and how.
 
-    prompt: token ids (t,), int32; behind those of `begin`, the place from which it goes on, if there is one.
+    prompt: token ids (t,), int32; after those of `begin`, the place from which it goes on, if there is one.
     max_tokens: how many are written at most, of each of n choices, which begin with the same prompt.
     stop: strings that end an answer and are not part of it. end_ids None: the model's own; they end it too.
     logprobs: of how many of the likeliest tokens the logarithms are told, beside that of the token itself; None: of none.
@@ -74,7 +74,7 @@ class TokenLogprob(NamedTuple):
 class Event(NamedTuple):
     """New tokens and text of one choice.
 
-    text: whole characters, and nothing of a stop string. tokens: those behind it. finish: "" while it goes on; "stop" at an
+    text: whole characters, and nothing of a stop string. tokens: those that make it. finish: "" while it goes on; "stop" at an
     end token or a stop string, "length" at max_tokens or the model's last position, "cancelled", or "error" with its reason in
     `error`. snapshot: where the choice ended, if the request asked to keep it.
     """
