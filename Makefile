@@ -22,7 +22,7 @@ quick: install
 	$(BIN)/python scripts/size.py --check
 	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough and not slow" tests/test_house.py tests/ops tests/feature_maps tests/attention
 
-# at each commit: at most seven minutes on two quiet cores; how long each test took is in build/tests.xml
+# at each commit: about nine minutes on two quiet cores; how long each test took is in build/tests.xml
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

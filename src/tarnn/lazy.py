@@ -34,14 +34,14 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
             value = namespace[name] = getattr(importlib.import_module(homes()[name]), name)
             return value
         module = f"{package}.{name}"
+        if gone := removed.message(module):
+            raise AttributeError(gone)
         try:
-            if not name.startswith("_") and not removed.message(module):
+            if not name.startswith("_"):
                 return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-        if gone := removed.message(module):
-            raise AttributeError(gone)
         raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes()))}")
 
     def list_names() -> list[str]:

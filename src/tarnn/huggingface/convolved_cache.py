@@ -57,14 +57,16 @@ class ConvolvedLayer(CacheLayerMixin):
             if isinstance(part, LinearStateLayer):
                 part.check_crop(tokens_to_remove)
 
-    crop, reset, reorder_cache = _of_both("crop"), _of_both("reset"), _of_both("reorder_cache")
-    batch_repeat_interleave, batch_select_indices = (
-        _of_both("batch_repeat_interleave"),
-        _of_both("batch_select_indices"),
-    )
-    get_seq_length, get_max_length = _of_attention("get_seq_length"), _of_attention("get_max_length")
-    get_mask_sizes, update = _of_attention("get_mask_sizes"), _of_attention("update")
+    crop = _of_both("crop")
+    reset = _of_both("reset")
+    reorder_cache = _of_both("reorder_cache")
+    batch_repeat_interleave = _of_both("batch_repeat_interleave")
+    batch_select_indices = _of_both("batch_select_indices")
+    get_seq_length = _of_attention("get_seq_length")
+    get_max_length = _of_attention("get_max_length")
+    get_mask_sizes = _of_attention("get_mask_sizes")
     lazy_initialization = _of_attention("lazy_initialization")
+    update = _of_attention("update")
 
 
 class ConvolvedLinearLayer(ConvolvedLayer):

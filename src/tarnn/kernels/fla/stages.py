@@ -20,7 +20,7 @@ MOST_FADED = -104.0  # e^-104 is 0 in float32, as is everything below; sums of �
 
 class Stages(NamedTuple):
     prepare: Callable[[Tensors], Tensors]  # by names of the call's fields → by names of the kernel's arguments
-    kernel: Callable[[Tensors], Tensors]  # → "o", and "S" where the state behind is wanted
+    kernel: Callable[[Tensors], Tensors]  # → "o", and "S" if the state after is wanted
     finish: Callable[[Tensors], Tensors]  # → by names of outputs
 
     def outputs(self, tensors: Tensors) -> Tensors:
@@ -78,7 +78,7 @@ def in_time(x: Tensor) -> Tensor:
 
 
 def padded(x: Tensor, axes: int = 1) -> Tensor:
-    """Return x with zeros behind each of its last axes, so that their lengths are multiples of 16."""
+    """Return x with zeros after each of its last axes, so that their lengths are multiples of 16."""
     more = [-n % SIDE for n in x.shape[::-1][:axes]]
     return pad(x, [n for extra in more for n in (0, extra)]) if any(more) else x
 
@@ -90,7 +90,7 @@ def faded(call: Any, masked: Tensor | None) -> Tensor:
 
 
 def results(kernel: Callable, call: Any, inputs: Tensors, scale: float, with_state: bool) -> Tensors:
-    """Call a kernel; "S", the state behind, is there `with_state`."""
+    """Call a kernel; "S", the state after, is there `with_state`."""
     packed = {} if call.cu_seqlens is None else {"cu_seqlens": call.cu_seqlens.long()}
     o, S = kernel(**inputs, **packed, scale=scale, output_final_state=with_state)
     return {"o": o, "S": S} if with_state else {"o": o}
