@@ -24,8 +24,9 @@ ROOMS = {
     "models": {"ops", "feature_maps", "attention"},
     "parallel": {"kernels", "ops", "feature_maps", "attention", "models"},  # wraps them from outside
     "analysis": {"ops", "feature_maps", "attention", "models"},
+    "families": set(),
     # decoding and its entrance in huggingface look into kernels for the fused step
-    "decoding": {"kernels", "ops", "feature_maps", "attention", "models", "data"},
+    "decoding": {"families", "kernels", "ops", "feature_maps", "attention", "models", "data"},
     "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
     "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
@@ -37,6 +38,7 @@ ROOMS["cli"] = set(ROOMS) - {"kernels"}
 GROUND = {
     "_version", "auto_classes", "checkpoint_keys", "log", "errors", "extras", "json_file", "large_pages", "lazy",
     "log_features", "matmul", "numerics", "other_names", "registry", "removed", "tarnn",
+    "weight_files",
 }  # fmt: skip
 COMPUTES_NAMES = {  # files that import a module by a name which stands nowhere in their text, and so is unseen by these tests
     "tarnn.lazy": "names of packages, on first use",
@@ -107,6 +109,8 @@ OPENERS = {
 MAY_OPEN = {
     "conversion/opening.py",  # models of transformers
     "decoding/weights.py",  # ours, tensor by tensor
+    "families/weights.py",  # any family's, mapped
+    "weight_files.py",  # headers
     "data/saved_tokenizer.py",
     "data/tensor_file.py",  # states and caches, which are no checkpoints
     "training/checkpoints.py",  # a run's own, before it is resumed

@@ -29,16 +29,27 @@ LEAD_ELSEWHERE = {
 }
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file. Raises UserError, with a remedy, for anything else that a file can be."""
+def read_json(file: Path, *, unique: bool = False) -> dict[str, Any]:
+    """Read the object in a JSON file. Raises UserError, with a remedy, for anything else that a file can be.
+
+    unique: a key that stands twice in one object is refused; otherwise the last one counts.
+    """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_unique if unique else None)
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}. Take {file.name} from an intact copy.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}). Take {file.name} from an intact copy.") from error
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold a JSON object; got {content!r:.60}. Take {file.name} from an intact copy.")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r:.60} stands twice in one object")
     return content
 
 

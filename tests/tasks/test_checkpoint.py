@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, GPT2Config
 
 from tarnn.data.tokenizers import byte_tokenizer
-from tarnn.decoding.weights import read_header
 from tarnn.errors import UserError
 from tarnn.tasks.checkpoint import open_config, open_model, open_tokenizer
+from tarnn.weight_files import read_header
 
 
 @pytest.fixture(scope="module")

@@ -63,10 +63,11 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     """All that the command tells, as JSON has it. Lengths that are not given: usual ones, or that of an image."""
     # transformers, which takes longer to import than all the rest, is for checkpoints only
     from tarnn.decoding.fused import refusal
-    from tarnn.decoding.weights import check_weights, read_headers, read_weights, saved_dtype
+    from tarnn.decoding.weights import check_weights, read_weights, saved_dtype
     from tarnn.huggingface.config import softmax_twin
     from tarnn.tasks import TASKS
     from tarnn.tasks.checkpoint import open_config, weightless
+    from tarnn.weight_files import read_headers
 
     config, (file, header) = open_config(checkpoint, tuple(TASKS)), read_headers(checkpoint)
     if not config.causal:

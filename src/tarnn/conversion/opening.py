@@ -25,12 +25,13 @@ from transformers.utils import logging
 from tarnn.checkpoint_keys import METHOD
 from tarnn.conversion.options import DEFAULTS, KEY, attach
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
-from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
+from tarnn.decoding.weights import check_counts, read_weights
 from tarnn.errors import UserError
 from tarnn.huggingface.patching.patch import known_layers, patch_transformers
 from tarnn.json_file import read_json, without_links
 from tarnn.log import Log, silent
 from tarnn.models.meta_device import build_on_meta
+from tarnn.weight_files import FLOATS, FOREIGN, Header, read_headers
 
 WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
 LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions

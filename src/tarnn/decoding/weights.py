@@ -10,58 +10,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tarnn.errors import UserError
-from tarnn.json_file import read_json
+from tarnn.weight_files import FLOATS, FOREIGN, INTACT, INTEGERS, Header, weight_files
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
-Header = dict[str, tuple[str, tuple[int, ...]]]
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
 # keys of a config that count what each takes a place in the weights
 COUNTED = re.compile(r"(^|_)(layers?|heads?|experts?|labels?)(_|$)")
 SMALL = 4096  # counts of that many cost nothing
-INTACT = "Take an intact copy, or train again."
-FOREIGN = "Its config.json belongs to another model."
-
-
-def weight_files(path: str | Path) -> list[Path]:
-    """model.safetensors, or the files that its index lists; UserError where there is neither."""
-    folder = Path(path)
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if not (folder / INDEX).is_file():
-        pickled = sorted(x.name for pattern in PICKLED for x in folder.glob(pattern))
-        if pickled:
-            raise UserError(
-                f"{folder} holds its weights as {pickled[0]}, a format that may hold code, and no {WEIGHTS}; expected "
-                "safetensors: load it where you trust it, and save_pretrained writes them."
-            )
-        raise UserError(f"{folder} holds no weights: there is no {WEIGHTS} in it. {INTACT}")
-    names = read_json(folder / INDEX).get("weight_map")
-    names = set(names.values()) if isinstance(names, dict) and names else {None}
-    if wrong := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise UserError(
-            f"{folder / INDEX} must hold weight_map, from each tensor to a file beside it; got {wrong[0]!r:.80}. {INTACT}"
-        )
-    return [folder / name for name in sorted(names)]
-
-
-def read_headers(path: str | Path) -> tuple[Path, Header]:
-    """The (first) file of weights in folder `path`, and name → (dtype, shape) of all that they hold."""
-    files = weight_files(path)
-    return files[0], {name: facts for file in files for name, facts in read_header(file).items()}
-
-
-def read_header(file: Path) -> Header:
-    """Name → (dtype, shape) of a file's tensors, without reading them; UserError if it was cut short."""
-    try:
-        with safe_open(file, "pt") as tensors:
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-            return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
-    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: more than can be mapped
-        raise UserError(
-            f"{file} can't be read: it was cut short or is no safetensors file ({error}). {INTACT}"
-        ) from error
 
 
 def check_counts(file: Path, fields: Any, header: Header) -> None:

@@ -15,13 +15,14 @@ from torch import nn
 
 from tarnn.checkpoint_keys import CONVERTED
 from tarnn.data.saved_tokenizer import read_chat_template, render
-from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
+from tarnn.decoding.weights import check_counts, check_weights, fill, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.huggingface.config import TarnnConfig
 from tarnn.json_file import read_json, without_links
 from tarnn.models.backbone import TextModel
 from tarnn.models.meta_device import build_on_meta
 from tarnn.tasks.base import TASKS, task_of
+from tarnn.weight_files import read_headers
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
 # a config's checks take time per layer, before the weights can say how many there are

@@ -1,0 +1,190 @@
+"""The tensors of a model by name: from a folder's safetensors files, mapped and not copied, or from a live model.
+
+A family takes each tensor with the shape that its config gives, and says at the end which others it may leave:
+
+    layer = weights.under(f"model.layers.{i}.")
+    w = layer.get("self_attn.q_proj.weight", (heads * head_dim, hidden))
+    weights.check_all_taken("mtp.*")
+
+Tensors come in the type of their file. Pages of the file are read when a tensor is used, and the system may drop them
+again: opening a model takes no memory of its own. The files must not be changed meanwhile.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from tarnn.errors import UserError
+from tarnn.weight_files import (
+    FLOATS,
+    FOREIGN,
+    INDEX,
+    INTACT,
+    INTEGERS,
+    WEIGHTS,
+    Header,
+    read_header,
+    read_index,
+    weight_files,
+)
+
+MAY_LEAVE = ("*rotary_emb.inv_freq",)  # buffers of old versions of transformers, computed from the config
+LISTED = 10
+KINDS = {**FLOATS, **INTEGERS, "BOOL": torch.bool}
+NAMES = {dtype: kind for kind, dtype in KINDS.items()}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors to be taken. header: name → (type, shape). read: the tensor of a name. taken: names, as they are taken."""
+
+    place: str
+    header: Header
+    read: Callable[[str], Tensor]
+    taken: set[str] = field(default_factory=set)
+
+
+class Weights:
+    """The tensors of a source whose names begin with `prefix`, by the rest of their names."""
+
+    def __init__(self, source: Source, prefix: str = ""):
+        self._source = source
+        self._prefix = prefix
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Weights":
+        """Open the weights in a folder: model.safetensors, or the files of its index. Raises UserError, in one sentence."""
+        return cls(folder_source(Path(folder)))
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], place: str = "the model") -> "Weights":
+        """Take the tensors of a live model's state_dict, which must be plain ones with numbers. They are not copied."""
+        for name, x in tensors.items():
+            if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided or x.is_meta:
+                kind = "without numbers (on the meta device)" if x.is_meta else f"a {type(x).__name__} ({x.layout})"
+                raise UserError(f"{place}: {name} is {kind}; expected a plain tensor. Load the model whole, unsharded.")
+        header = {name: (NAMES.get(x.dtype, str(x.dtype)), tuple(x.shape)) for name, x in tensors.items()}
+        check_kinds(place, header)
+        return cls(Source(place, header, lambda name: tensors[name].detach()))
+
+    @property
+    def place(self) -> str:
+        """The folder, for messages."""
+        return self._source.place
+
+    def __contains__(self, name: str) -> bool:
+        return self._prefix + name in self._source.header
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._source.header if name.startswith(self._prefix))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Take a tensor: on the CPU, in the type of the file, to be read only. Raises UserError where it is missing."""
+        self.shape(name)
+        self._source.taken.add(self._prefix + name)
+        return self._source.read(self._prefix + name)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Take a tensor that must have this shape."""
+        if self.shape(name) != shape:
+            raise UserError(
+                f"{self.place} has {self._prefix}{name} of shape {self.shape(name)} where the config calls for {shape}. "
+                f"{FOREIGN}"
+            )
+        return self[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, without taking it. Raises UserError where it is missing."""
+        if name not in self:
+            raise UserError(f"{self.place} lacks the weights {self._prefix}{name}. {FOREIGN}")
+        return self._source.header[self._prefix + name][1]
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's type, without taking it."""
+        self.shape(name)
+        return KINDS[self._source.header[self._prefix + name][0]]
+
+    def under(self, prefix: str) -> "Weights":
+        """Return the tensors whose names begin with `prefix` as weights of their own, by the rest of their names."""
+        return Weights(self._source, self._prefix + prefix)
+
+    def tied(self, name: str, other: str, shape: tuple[int, ...]) -> Tensor:
+        """Take `other`, whose numbers `name` stands for. If `name` is there too, it must have the same numbers."""
+        x = self.get(other, shape)
+        if name in self and not torch.equal(self.get(name, shape), x):
+            raise UserError(
+                f"{self.place} has other numbers in {self._prefix}{name} than in {self._prefix}{other}, which the config "
+                "ties (tie_word_embeddings). Set it to false in config.json if the model was trained so."
+            )
+        return x
+
+    def skip(self, *names: str) -> None:
+        """Mark tensors that change no number."""
+        self._source.taken.update(self._prefix + name for name in names)
+
+    def check_all_taken(self, *may_leave: str) -> None:
+        """Refuse tensors of the source that were not taken. may_leave: patterns of whole names, as "mtp.*"."""
+        patterns = (*MAY_LEAVE, *may_leave)
+        left = [
+            name
+            for name in sorted(self._source.header.keys() - self._source.taken)
+            if not any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+        if left:
+            more = f" and {len(left) - LISTED:,} more" if len(left) > LISTED else ""
+            raise UserError(
+                f"{self.place} holds weights that its config does not call for: {', '.join(left[:LISTED])}{more}. {FOREIGN}"
+            )
+
+
+def folder_source(folder: Path) -> Source:
+    """Read the headers of a folder's files; the tensors are mapped when they are taken."""
+    home: dict[str, Path] = {}
+    header: Header = {}
+    files = weight_files(folder)
+    for file in files:
+        facts = read_header(file)
+        if twice := sorted(header.keys() & facts.keys()):
+            raise UserError(f"{home[twice[0]]} and {file.name} both hold {twice[0]}. {INTACT}")
+        header |= facts
+        home |= dict.fromkeys(facts, file)
+    if len(files) > 1 or files[0].name != WEIGHTS:
+        check_index(folder, home)
+    check_kinds(str(folder), header)
+    opened = {}
+
+    def read(name: str) -> Tensor:
+        file = home[name]
+        try:
+            if file not in opened:
+                opened[file] = safe_open(file, "pt")
+            return opened[file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise UserError(f"{file} can't be read: {name} is damaged ({error}). {INTACT}") from error
+
+    return Source(str(folder), header, read)
+
+
+def check_index(folder: Path, home: Mapping[str, Path]) -> None:
+    """Refuse files that do not hold what their index says."""
+    for name, file in read_index(folder).items():
+        if name not in home or home[name].name != file:
+            raise UserError(
+                f"{folder / file} lacks {name}, which {INDEX} lists in it: the files are of two models, or one was not written "
+                f"to its end. {INTACT}"
+            )
+
+
+def check_kinds(place: str, header: Header) -> None:
+    """Refuse types of numbers that only quantised weights have, such as float8."""
+    for name, (kind, _) in header.items():
+        if kind not in KINDS:
+            raise UserError(
+                f"{place} has {name} as {kind}; expected float32, bfloat16 or float16. Take the model's folder in one of "
+                "these: tarnn quantises it as it opens (weights='int8' or 'int4')."
+            )
