@@ -163,7 +163,8 @@ def folder_source(folder: Path) -> Source:
         try:
             if file not in opened:
                 opened[file] = safe_open(file, "pt")
-            return opened[file].get_tensor(name)
+            x: Tensor = opened[file].get_tensor(name)
+            return x if x.data_ptr() % x.itemsize == 0 else x.clone()  # no number lies across its boundary
         except (SafetensorError, OSError, RuntimeError) as error:
             raise UserError(f"{file} can't be read: {name} is damaged ({error}). {INTACT}") from error
 
