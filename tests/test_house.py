@@ -24,9 +24,10 @@ ROOMS = {
     "models": {"ops", "feature_maps", "attention"},
     "parallel": {"kernels", "ops", "feature_maps", "attention", "models"},  # wraps them from outside
     "analysis": {"ops", "feature_maps", "attention", "models"},
-    "families": set(),
+    "program": {"kernels", "ops", "models"},
+    "families": {"program"},
     # decoding and its entrance in huggingface look into kernels for the fused step
-    "decoding": {"families", "kernels", "ops", "feature_maps", "attention", "models", "data"},
+    "decoding": {"program", "families", "kernels", "ops", "feature_maps", "attention", "models", "data"},
     "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
     "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},

@@ -1,0 +1,360 @@
+"""Functions that write a program: each appends one instruction and returns the register that it writes. Nothing is computed.
+
+    record = Recorder(limit=config.max_position_embeddings)
+    x = record.embed(weights["embed_tokens.weight"])
+    h = norm(x, weights["norm.weight"], eps=1e-6)
+    q = rotate(heads(product(h, wq), 8), frequencies)
+    o = softmax(q, k, v, record.state("KVCache"), scale=8**-0.5)
+    program = record.head(x + product(o, wo), weights["lm_head.weight"])
+
+A `Register` is (heads, width) numbers per token. `+` and `*` take a register of the same shape, one number per head
+(heads, 1), a weight that broadcasts against (heads, width), or a number. Shapes are checked as instructions are recorded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tarnn.program.feature_functions import width_of
+from tarnn.program.instructions import Instruction, Number, Program, StateSpec, View
+
+FUNCTIONS = [
+    "identity",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "squared_relu",
+    "sigmoid",
+    "tanh",
+    "softplus",
+    "exp",
+    "neg",
+    "log_sigmoid",
+]  # what `apply` knows, by element
+
+
+class ProgramError(ValueError):
+    """Instructions whose shapes do not fit each other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Register:
+    """Numbers of every token: heads × width of them."""
+
+    record: "Recorder"
+    view: View
+
+    @property
+    def heads(self) -> int:
+        return self.view.heads
+
+    @property
+    def width(self) -> int:
+        return self.view.width
+
+    @property
+    def size(self) -> int:
+        """Numbers per token."""
+        return self.view.size
+
+    def __add__(self, other: Any) -> "Register":
+        return self.record.binary("add", self, other)
+
+    def __mul__(self, other: Any) -> "Register":
+        return self.record.binary("mul", self, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def split(self, *widths: int) -> "tuple[Register, ...]":
+        """Consecutive channels, each as one head."""
+        if sum(widths) != self.size:
+            raise ProgramError(f"a register of {self.size} numbers can't be split into {widths}")
+        ends = torch.tensor([0, *widths]).cumsum(0).tolist()
+        return tuple(
+            Register(self.record, View(self.view.register, self.view.offset + end - width, 1, width))
+            for width, end in zip(widths, ends[1:], strict=True)
+        )
+
+
+class LayerState:
+    """The fields of one layer's state, as its instructions declare them one after the other."""
+
+    def __init__(self, record: "Recorder", layer: int, kind: str):
+        self.record, self.layer, self.kind = record, layer, kind
+
+    def add(self, name: str, *shape: int, grows: int | None = None, **more: Any) -> int:
+        """Declare a field; return its index among the program's states."""
+        self.record.states.append(StateSpec(self.layer, self.kind, name, shape, grows=grows, **more))
+        return len(self.record.states) - 1
+
+
+class Recorder:
+    """A program in the making. limit: positions that the model has."""
+
+    def __init__(self, limit: int | None = None, **facts: Any):
+        self.instructions: list[Instruction] = []
+        self.registers: list[int] = []
+        self.states: list[StateSpec] = []
+        self.num_layers, self.limit, self.facts = 0, limit, facts
+
+    def state(self, kind: str) -> LayerState:
+        """Begin the state of a layer. kind: the name of its class, as `tarnn.program.state.CLASSES` has them."""
+        self.num_layers += 1
+        return LayerState(self, self.num_layers - 1, kind)
+
+    def embed(
+        self,
+        tokens: Float[Tensor, "v n"],
+        *,
+        scale: float = 1.0,
+        places: Float[Tensor, "p m"] | None = None,
+        extra: bool = False,
+        width: int | None = None,
+    ) -> Register:
+        """Embed: tokens[id]·scale + places[position] + extra row, `width` numbers per token (default n).
+
+        Narrower tokens fill the first channels, narrower places the last; zeros elsewhere. extra: each call brings a
+        row per token that is added (a class, or a position that a formula gives).
+        """
+        width = width or tokens.shape[1]
+        weights = {"tokens": tokens} | ({} if places is None else {"places": places})
+        return self.add("embed", (), [(1, width)], weights, {"scale": scale, "extra": extra})[0]
+
+    def head(self, x: Register, weight: Float[Tensor, "o n"], bias: Tensor | None = None) -> Program:
+        """End the program with a product whose rows are put out: of the last token of each sequence, or of all."""
+        _check(weight.shape[1] == x.size, f"the head reads {weight.shape[1]} numbers, and gets {x.size}")
+        self.add("head", (x,), [(1, len(weight))], _some(weight=weight, bias=bias))
+        return Program(tuple(self.instructions), tuple(self.registers), tuple(self.states), self.limit, self.facts)
+
+    def binary(self, kind: str, a: Register, b: Any) -> Register:
+        """Record a + b or a·b."""
+        if isinstance(b, Register):
+            _check(b.record is self, "a register of another program came in")
+            same = b.size == a.size and (b.heads == a.heads or 1 in (a.heads, b.heads))
+            _check(same or b.size in (1, a.heads), f"{kind} of {a.heads} × {a.width} and {b.heads} × {b.width} numbers")
+            return self.add(kind, (a, b), [(a.heads, a.width)])[0]
+        if isinstance(b, Tensor):
+            try:
+                b.expand(torch.broadcast_shapes(b.shape, (a.heads, a.width))[-2:] if b.ndim else (1,))
+                fits = b.numel() in (1, a.width, a.heads, a.size)
+            except RuntimeError:
+                fits = b.numel() == a.size
+            _check(fits, f"{kind} of {a.heads} × {a.width} numbers and a weight {tuple(b.shape)}")
+            return self.add(kind, (a,), [(a.heads, a.width)], {"weight": b})[0]
+        return self.add(kind, (a,), [(a.heads, a.width)], numbers={"number": float(b)})[0]
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[Register],
+        outputs: Sequence[tuple[int, int]],
+        weights: Mapping[str, Tensor] | None = None,
+        numbers: Mapping[str, Number] | None = None,
+        states: Sequence[int] = (),
+    ) -> tuple[Register, ...]:
+        """Append an instruction. outputs: heads and width of each register that it writes."""
+        made = []
+        for heads_, width in outputs:
+            self.registers.append(heads_ * width)
+            made.append(Register(self, View(len(self.registers) - 1, 0, heads_, width)))
+        views = tuple(x.view for x in inputs), tuple(x.view for x in made)
+        self.instructions.append(Instruction(kind, *views, weights or {}, numbers or {}, tuple(states)))
+        return tuple(made)
+
+
+def heads(x: Register, num_heads: int) -> Register:
+    """View the same numbers as so many heads: a view."""
+    _check(x.size % num_heads == 0, f"{x.size} numbers are no {num_heads} heads")
+    return Register(x.record, View(x.view.register, x.view.offset, num_heads, x.size // num_heads))
+
+
+def product(
+    x: Register, weight: Float[Tensor, "o n"], bias: Float[Tensor, " o"] | None = None, *, exact: bool = False
+) -> Register:
+    """Multiply: W x + bias. exact: never kept as int8 or int4 (what gates, decays and routes)."""
+    _check(weight.shape[1] == x.size, f"a product reads {weight.shape[1]} numbers, and gets {x.size}")
+    _check(bias is None or bias.shape == weight.shape[:1], "a product's bias has another length than its outputs")
+    return x.record.add("product", (x,), [(1, len(weight))], _some(weight=weight, bias=bias), {"exact": exact})[0]
+
+
+def head_product(x: Register, weight: Float[Tensor, "h o n"], bias: Float[Tensor, "h o"] | None = None) -> Register:
+    """Multiply each head: W_h x_h + bias_h; one head of x: the same x for all. Kept as float32 or bfloat16."""
+    h, o, n = weight.shape
+    _check(x.width == n and x.heads in (1, h), f"a product of {h} heads reads {n} numbers, gets {x.heads} × {x.width}")
+    return x.record.add("head_product", (x,), [(h, o)], _some(weight=weight, bias=bias))[0]
+
+
+def norm(
+    x: Register, gain: Tensor | None = None, bias: Tensor | None = None, *, eps: float, kind: str = "rms"
+) -> Register:
+    """Each head divided: rms: by √(mean x² + eps); layer: less its mean first; l2: by √(Σ x² + eps); length: by max(√Σ x², eps).
+
+    gain, bias: of one head's width, or of all heads' channels.
+    """
+    for w in (gain, bias):
+        _check(w is None or w.numel() in (x.width, x.size), f"a norm of {x.heads} × {x.width} numbers has another gain")
+    return x.record.add("norm", (x,), [(x.heads, x.width)], _some(gain=gain, bias=bias), {"eps": eps, "kind": kind})[0]
+
+
+def apply(x: Register, function: str) -> Register:
+    """Apply a function of `FUNCTIONS` to each number."""
+    _check(function in FUNCTIONS, f"{function} is none of {', '.join(FUNCTIONS)}")
+    return x.record.add("apply", (x,), [(x.heads, x.width)], numbers={"function": function})[0]
+
+
+def rotate(x: Register, frequencies: Float[Tensor, " p"], *, interleaved: bool = False) -> Register:
+    """Rotary positions: pairs of the first 2p channels of each head turn by position·frequency.
+
+    Pairs are (c, c + p), or (2c, 2c + 1) if interleaved. float32 frequencies give float32 angles.
+    """
+    _check(2 * len(frequencies) <= x.width, f"{2 * len(frequencies)} channels of {x.width} can't be rotated")
+    weights = {"frequencies": frequencies}
+    return x.record.add("rotate", (x,), [(x.heads, x.width)], weights, {"interleaved": interleaved})[0]
+
+
+def mix(x: Register, mixtures: Float[Tensor, "m n"], state: LayerState, name: str = "last") -> tuple[Register, ...]:
+    """Mix with the token before: x + (before − x)·μ for each of m μ; before the first: zeros."""
+    _check(mixtures.shape[1] == x.size, f"mixtures of {mixtures.shape[1]} numbers of a register of {x.size}")
+    outputs = [(1, x.size)] * len(mixtures)
+    return x.record.add("mix", (x,), outputs, {"mixtures": mixtures}, states=[state.add(name, x.size)])
+
+
+def filter(
+    x: Register,
+    taps: Float[Tensor, "n w"],
+    state: LayerState,
+    bias: Tensor | None = None,
+    *,
+    function: str = "silu",
+    name: str = "tokens",
+) -> Register:
+    """Filter: function(Σ_j taps[c, j]·x_c of the token w − 1 − j before + bias), each channel along time."""
+    n, w = taps.shape
+    _check(n == x.size, f"filters of {n} channels read a register of {x.size}")
+    states = [state.add(name, w - 1, n)]
+    return x.record.add("filter", (x,), [(1, n)], _some(taps=taps, bias=bias), {"function": function}, states)[0]
+
+
+def softmax(q: Register, k: Register, v: Register, state: LayerState, *, scale: float) -> Register:
+    """Softmax attention over all tokens so far; several query heads may share a key head."""
+    _check(q.width == k.width and k.heads == v.heads and q.heads % k.heads == 0, _three("softmax", q, k, v))
+    states = [state.add(name, k.heads, 0, x.width, grows=1) for name, x in (("k", k), ("v", v))]
+    return q.record.add("softmax", (q, k, v), [(q.heads, v.width)], numbers={"scale": scale}, states=states)[0]
+
+
+def linear(
+    q: Register,
+    k: Register,
+    v: Register,
+    state: LayerState,
+    *,
+    log_decay: Register | Tensor | None = None,
+    q_scale: Register | None = None,
+    k_scale: Register | None = None,
+    denominator: tuple[Register, Register] | None = None,
+    normalize: bool = True,
+    eps: float = 0.0,
+) -> Register:
+    """Attend linearly: S ← e^d S + e^w k vᵀ, z ← e^d z + e^w k, o = qᵀS / (qᵀz + eps), over features.
+
+    Without normalize o = e^u qᵀS.
+
+    Heads: q has as many as k or a multiple, or v has a multiple of k's (grouped values); a state for each of max(k, v) heads.
+    log_decay d ≤ 0: a weight (heads,), a register (heads, 1), or one for each feature (heads, f). k_scale w, q_scale u
+    (heads, 1): logarithms kept apart; with w the state has a maximum M. denominator: other q and k, for z alone. eps 0:
+    the default.
+    """
+    n, (f, e) = max(k.heads, v.heads), (k.width, v.width)
+    fits = q.width == f and (
+        (q.heads % k.heads == 0 and v.heads == k.heads) or (q.heads == k.heads and n % k.heads == 0)
+    )
+    _check(fits, _three("linear", q, k, v))
+    inputs, numbers = [q, k, v], {"normalize": normalize, "eps": eps}
+    for name, some in (("decay", log_decay), ("q_scale", q_scale), ("k_scale", k_scale)):
+        if isinstance(some, Register):
+            numbers[name] = len(inputs)
+            inputs.append(some)
+    if denominator is not None:
+        numbers["denominator"] = len(inputs)
+        inputs += denominator
+    weights = {"log_decay": log_decay} if isinstance(log_decay, Tensor) else {}
+    states = [state.add("S", n, f, e), state.add("z", n, f)]
+    if k_scale is not None:
+        states.append(state.add("M", n, fill=float("-inf")))
+    return q.record.add("linear", inputs, [(max(q.heads, n), e)], weights, numbers, states)[0]
+
+
+def delta(
+    q: Register,
+    k: Register,
+    v: Register,
+    beta: Register,
+    state: LayerState,
+    *,
+    log_decay: Register | Tensor | None = None,
+    name: str = "S",
+) -> Register:
+    """The delta rule: S ← e^d S, then S ← S + β k (v − kᵀS)ᵀ, o = Sᵀq. A state for each of max(k, v) heads; heads as in `linear`.
+
+    beta (heads of the states, 1). log_decay: a weight (heads,), or a register (heads, 1) or (heads, channels of a key).
+    """
+    n = max(k.heads, v.heads)
+    fits = q.width == k.width and beta.size == n and n % k.heads == 0 and max(q.heads, n) % k.heads == 0
+    _check(fits, _three("delta", q, k, v))
+    inputs, weights = [q, k, v, beta], {}
+    if isinstance(log_decay, Register):
+        inputs.append(log_decay)
+    elif log_decay is not None:
+        weights["log_decay"] = log_decay
+    states = [state.add(name, n, k.width, v.width)]
+    return q.record.add("delta", inputs, [(max(q.heads, n), v.width)], weights, {}, states)[0]
+
+
+def low_rank_delta(
+    r: Register, log_decay: Register, k: Register, v: Register, a: Register, b: Register, state: LayerState
+) -> Register:
+    """RWKV-7: S ← Diag(e^d) S + b (aᵀS) + k vᵀ, o = Sᵀr; all (heads, d)."""
+    d = r.width
+    _check(all((x.heads, x.width) == (r.heads, d) for x in (log_decay, k, v, a, b)), "low_rank_delta wants equal heads")
+    states = [state.add("S", r.heads, d, d)]
+    return r.record.add("low_rank_delta", (r, log_decay, k, v, a, b), [(r.heads, d)], states=states)[0]
+
+
+def features(
+    x: Register,
+    function: str,
+    *,
+    omega: Float[Tensor, "h m d"] | None = None,
+    bias: Float[Tensor, "h m"] | None = None,
+    move: Mapping[str, Tensor] | None = None,
+    **numbers: Number,
+) -> tuple[Register, Register]:
+    """Compute φ(x) of each head, and the logarithm that is kept apart, (heads, 1), zero for most maps.
+
+    x ← (x − centre)·stretch with weight·x + constant as its log-weight (`move`: these four, of 1 or all heads), then
+    u = Ω x + bias − square·|x|² + offset and φ = gain·function(u) + shift. function: a name of
+    `feature_functions.FUNCTIONS`, with its `number` or `parts`.
+    """
+    width = width_of(function, x.width, omega, numbers)
+    weights = _some(omega=omega, bias=bias, **(move or {}))
+    outputs = [(x.heads, width), (x.heads, 1)]
+    phi, scale = x.record.add("features", (x,), outputs, weights, {"function": function, **numbers})
+    return phi, scale
+
+
+def _check(fits: bool, why: str) -> None:
+    if not fits:
+        raise ProgramError(why + ".")
+
+
+def _three(kind: str, q: Register, k: Register, v: Register) -> str:
+    return f"{kind} of queries {q.heads} × {q.width}, keys {k.heads} × {k.width} and values {v.heads} × {v.width}"
+
+
+def _some(**weights: Tensor | None) -> dict[str, Tensor]:
+    return {name: x for name, x in weights.items() if x is not None}
