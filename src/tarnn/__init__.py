@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         NoAttention as NoAttention,
         SoftmaxAttention as SoftmaxAttention,
     )
+    from tarnn.decoding.lm import load as load
     from tarnn.feature_maps import (
         Elu as Elu,
         FeatureMap as FeatureMap,

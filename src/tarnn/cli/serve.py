@@ -20,8 +20,8 @@ access, states, limits = (partial(Option, rich_help_panel=heading) for heading i
 def serve(
     runs: Annotated[list[Path], Argument(help="Checkpoint folders; a model is called by its folder's name.")],
     weights: Annotated[
-        Weights, Option(help="How the fused step keeps the weights: fewer bits are faster.")
-    ] = "float32",
+        Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: as saved).")
+    ] = None,
     host: Annotated[str, access(help="The address; one of other machines needs keys.")] = "127.0.0.1",
     port: Annotated[int, access(min=0, max=65535, help="0 finds a free one.")] = 8000,
     api_key_file: Annotated[
@@ -104,7 +104,7 @@ def serve(
                 max_queue_tokens=max_queue_tokens,
             )
             engines[name] = stack.enter_context(engine)
-            report(f"tarnn: {name}: {weights} weights, {model.key.isa}")
+            report(f"tarnn: {name}: {model.key.weights} weights, {model.key.isa}")
         app = create_app(engines, settings)
 
         def stop() -> None:

@@ -26,7 +26,8 @@ def describe_attention(attention: Any, plan: Any, frequencies: Any) -> Any:
     d, own, name = attention.head_dim, child_of(attention), attention.config._attn_implementation
     if attention.scaling != d**-0.5:
         raise plan.refusal(attention, "has another scale than 1/√d")
-    if getattr(attention, "sliding_window", None) is not None or hasattr(attention, "tarnn_callback"):
+    window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+    if window is not None or hasattr(attention, "tarnn_callback"):
         raise plan.refusal(attention, "has a sliding window of its own, or is being calibrated")
     inputs = tuple(map(plan.add, (attention.q_proj, attention.k_proj, attention.v_proj)))
     h, g = (len(x.weight) // d for x in inputs[:2])

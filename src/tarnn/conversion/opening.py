@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModel, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
@@ -53,14 +53,20 @@ def is_converted(fields: dict[str, Any]) -> bool:
 
 
 def open_pretrained(
-    folder: Path, *, converted: bool | None = None, attention: str | None = None, report: Log = silent
+    folder: Path,
+    *,
+    converted: bool | None = None,
+    attention: str | None = None,
+    text_only: bool = False,
+    report: Log = silent,
 ) -> Any:
     """Open the model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files. Linear layers
     are tarnn's (`patch_transformers`).
 
     converted: whether `tarnn convert` must have written it, or must not; None: either. attention: the implementation that
-    it runs (sdpa, tarnn_hybrid, tarnn_linear); None: its own. report: called with a line about weights that the model does
-    not use.
+    it runs (sdpa, tarnn_hybrid, tarnn_linear); None: its own. text_only: of a model of images and text open the language
+    model alone, and leave functions of transformers as they are. report: called with a line about weights that the model
+    does not use.
 
     Raises UserError for a folder without a model, for a config that can't be read or needs more weights than the files
     hold, and for weights that are missing, of another shape, not floating-point, not finite, or that can't be read.
@@ -71,6 +77,8 @@ def open_pretrained(
     check_counts(folder / "config.json", fields, header)
     config = make_config(folder, fields)
     model_class: Any = class_of(config, fields.get("architectures"))
+    if text_only:
+        config, model_class = text_part(config, model_class)
     check_sizes(folder, model_class, config, file, header)
     with quiet(), refused(folder):
         options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
@@ -89,7 +97,8 @@ def open_pretrained(
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         report(f"{file} has weights that a {model_class.__name__} does not use: {', '.join(unused[:3])}{more}")
     model.config.name_or_path = str(folder)
-    patch(model, report)
+    if not text_only:
+        patch(model, report)
     return model.eval()
 
 
@@ -176,6 +185,16 @@ def class_of(config: PreTrainedConfig, architectures: Any) -> type[PreTrainedMod
             f"transformers has no class {name} for a model_type {config.model_type!r}; expected one of its own."
         )
     return backbones[0] if isinstance(backbones, tuple) else backbones
+
+
+def text_part(config: PreTrainedConfig, model_class: Any) -> tuple[PreTrainedConfig, Any]:
+    """Return the config and class of the language model alone, where a config is of a model of images and text."""
+    part = config.get_text_config()
+    if part is config:
+        return config, model_class
+    if "tie_word_embeddings" in vars(config):  # which some folders say of the whole alone
+        part.tie_word_embeddings = config.tie_word_embeddings
+    return part, AutoModelForCausalLM._model_mapping[type(part)]
 
 
 def check_sizes(

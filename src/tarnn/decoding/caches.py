@@ -59,3 +59,11 @@ def masked(layer: State) -> State:
     if not isinstance(layer, KVCache) or layer.mask is not None:
         return layer
     return replace(layer, mask=torch.ones(len(layer.k), layer.capacity, dtype=torch.bool, device="cpu"))
+
+
+def copy_of(state: ModelState, capacity: int = 0) -> ModelState:
+    """Copy one sequence's state; its caches hold what is there, or `capacity` tokens if those are more."""
+    if not any(isinstance(x, KVCache) for x in state.layers):
+        return state.clone()
+    layers = (x.resized(max(x.length, capacity)) if isinstance(x, KVCache) else x.clone() for x in state.layers)
+    return replace(state, layers=tuple(layers), position=state.position.clone())

@@ -4,8 +4,9 @@ A row's token depends on its logits and its own line of the table alone: its ran
 choice and the token's place in its answer. So a seed gives the same text in any company, after a pause and after a restart.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,25 +23,25 @@ SEED, CHOICE, POSITION, TOP_K, LIKELIEST, BIASED = range(6)
 NONE_WANTED = -1
 
 
-class SamplingLike(Protocol):
-    """The attributes that `RowSampling.put` reads; the server's `Sampling` has them."""
+@dataclass(frozen=True)
+class Sampling:
+    """Options for drawing a token from the logits. The defaults draw from the model's own distribution; temperature 0 is greedy.
 
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repetition_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
-    @property
-    def logit_bias(self) -> Mapping[int, float]: ...
+    top_k 0, top_p 1, min_p 0, the penalties and an empty logit_bias are off. Penalties look at what the answer has written so far
+    (repetition_penalty, as in `samplers.penalize_repetition`, at the prompt too): frequency_penalty is taken from a logit once
+    for each time that its token was written, presence_penalty once. logit_bias: added to the logits of tokens, by their ids.
+    seed: of the draws; None: another one each time.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
 
 
 class Drawn(NamedTuple):
@@ -85,7 +86,7 @@ class RowSampling:
     def put(
         self,
         row: int,
-        sampling: SamplingLike,
+        sampling: Sampling,
         *,
         seed: int,
         choice: int = 0,
@@ -176,6 +177,29 @@ class RowSampling:
         self.had[row, prompt] = True
 
 
+def row_sampler(
+    sampling: Sampling, vocab_size: int, *, seed: int, prompt: Sequence[int] = (), num_rows: int = 1
+) -> Callable[[Float[Tensor, "b v"]], Int[Tensor, " b"]]:
+    """Return a sampler for a token loop: rows of one prompt, each a choice of its own, as a server draws them.
+
+    It raises ValueError for logits that are no distribution.
+    """
+    rows = RowSampling(num_rows, vocab_size)
+    for choice in range(num_rows):
+        rows.put(choice, sampling, seed=seed, choice=choice, prompt=prompt)
+
+    def draw(logits: Tensor) -> Tensor:
+        tokens = draw_rows(logits, rows).tokens
+        if len(tokens) and int(tokens.min()) < 0:
+            raise ValueError(
+                "the logits are no distribution (NaN or infinite): the weights or the state have diverged."
+            )
+        rows.wrote(tokens)
+        return tokens
+
+    return draw
+
+
 def draw_rows(logits: Float[Tensor, "b v"], rows: RowSampling) -> Drawn:
     """A token of each row of logits, as the first b rows of the table say. Raises ValueError for logits that don't fit it."""
     _check_logits(logits, rows)
@@ -217,7 +241,7 @@ def by_definition(logits: Tensor, rows: RowSampling) -> Drawn:
     )
 
 
-def check_sampling(sampling: SamplingLike, vocab_size: int) -> None:
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Raise ValueError, with a sentence, for values out of range."""
     x = sampling
     if not 0 <= x.temperature < float("inf"):

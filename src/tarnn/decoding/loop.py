@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.decoding.samplers import Sampler
-from tarnn.models.backbone import TextModel
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 
@@ -27,7 +26,7 @@ def prefill_of(step: Step, model: Any) -> Step:
 
 
 class TokenLoop:
-    """A model, its state and the logits of the token that comes next.
+    """A model, as `open_step` opens it or a `TextModel`, its state and the logits of the token that comes next.
 
         loop = TokenLoop(model, model.new_state(1, capacity=prompt_ids.shape[1] + 100))
         loop.read(prompt_ids)                                   # (b, t)
@@ -42,12 +41,7 @@ class TokenLoop:
     """
 
     def __init__(
-        self,
-        model: TextModel,
-        state: ModelState,
-        logits: Float[Tensor, "b v"] | None = None,
-        *,
-        step: Step | None = None,
+        self, model: Any, state: ModelState, logits: Float[Tensor, "b v"] | None = None, *, step: Step | None = None
     ):
         self.model, self.state, self.logits = model, state.clone(), logits
         self.step: Step = model.step if step is None else step

@@ -10,7 +10,7 @@ its fields are not looked at.
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -80,7 +80,7 @@ def cache_length(tensors: dict[str, Tensor]) -> int:
     return max((x.shape[2] for name, x in tensors.items() if name.endswith(".k") and x.ndim == 4), default=0)
 
 
-def cache_dtype(tensors: dict[str, Tensor], model: TextModel) -> torch.dtype | None:
+def cache_dtype(tensors: dict[str, Tensor], model: Any) -> torch.dtype | None:
     """bfloat16 where a model in float32 kept its keys in that; else None, the model's own."""
     kept = {x.dtype for name, x in tensors.items() if name.endswith(".k")}
     return torch.bfloat16 if kept == {torch.bfloat16} and model.dtype == torch.float32 else None

@@ -140,8 +140,7 @@ class Engine:
         check_request(request, self.model)
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
-        own: frozenset[int] = getattr(self.model.model, "end_ids", frozenset())
-        ends = own if request.end_ids is None else request.end_ids
+        ends = self.model.model.end_ids if request.end_ids is None else request.end_ids
         queue = RequestQueue(request, seed, self._decode, ends, self._ask, on_events)
         prefill, size = Prefill(queue), len(request.prompt)
         with self._lock:

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.opening import Opened, open_step
 from tarnn.decoding.plan import Refusal
-from tarnn.decoding.state_file import fingerprint
 from tarnn.decoding.streaming import decoder
 from tarnn.errors import UserError
-from tarnn.models.images import ImageModel
 from tarnn.ops.backends import cpu_kernels
-from tarnn.tasks.checkpoint import GENERATED, open_model, open_tokenizer
+from tarnn.tasks.checkpoint import open_tokenizer
 
 
 class StateKey(NamedTuple):
@@ -32,7 +31,7 @@ class ServedModel:
     """name: as clients call it. model: its config, end tokens and new states; step: what runs."""
 
     name: str
-    model: Any
+    model: Opened
     step: FusedStep
     key: StateKey
     tokenizer: Any = None
@@ -48,23 +47,20 @@ class ServedModel:
         return decoder(self.tokenizer)
 
 
-def open_served(folder: str | Path, *, name: str | None = None, weights: str = "float32") -> ServedModel:
-    """Open the checkpoint in a folder for serving. weights: as `FusedStep` keeps them.
+def open_served(folder: str | Path, *, name: str | None = None, weights: str | None = None) -> ServedModel:
+    """Open the model in a folder for serving. weights: as `tarnn.load` takes them.
 
     Raises UserError for a folder that holds no model of text, or one that has no fused step, with the reason.
     """
     folder = Path(folder)
-    model = open_model(folder, tasks=GENERATED)
-    if isinstance(model, ImageModel):
-        raise UserError(
-            f"{folder} holds a model of images; `tarnn serve` serves texts. `tarnn generate {folder}` draws."
-        )
     try:
-        step = FusedStep(model, weights)
+        model = open_step(folder, weights)
     except Refusal as reason:
         raise UserError(f"{folder} can't be served: {reason.__cause__}. `tarnn generate` runs it.") from reason
-    key = StateKey(fingerprint(model), weights, cpu_kernels()["path"])
-    return ServedModel(name or folder.name, model, step, key, open_tokenizer(folder), folder)
+    if not isinstance(model.step, FusedStep):
+        raise UserError(f"{folder} can't be served: it has a {'; '.join(model.about)}. `tarnn generate` runs it.")
+    key = StateKey(model.fingerprint, model.step.weights, cpu_kernels()["path"])
+    return ServedModel(name or folder.name, model, model.step, key, open_tokenizer(folder), folder)
 
 
 class Sizes(NamedTuple):
@@ -81,8 +77,5 @@ class Sizes(NamedTuple):
 
 def sizes_of(served: ServedModel) -> Sizes:
     """Compute the sizes of a model's states, and of the cache of a softmax model of its shape."""
-    model = served.model
-    empty, one = (sum(x.nbytes for x in model.model.new_states(1, capacity)) for capacity in (0, 1))
-    config, number = model.config, model.dtype.itemsize
-    layers = sum(config.attention_of(i) != "none" for i in range(config.num_hidden_layers))
-    return Sizes(empty, one - empty, 2 * layers * config.num_key_value_heads * config.head_dim * number)
+    empty, one = (sum(x.nbytes for x in served.model.new_state(1, capacity).layers) for capacity in (0, 1))
+    return Sizes(empty, one - empty, served.model.key_bytes)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tarnn.decoding.caches import copy_of
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, NoState, State
 from tarnn.ops.softmax.cache import RowCaches
@@ -238,14 +239,6 @@ def new_state(model: ServedModel, num_rows: int, *, capacity: int = 0) -> ModelS
 def grows(state: ModelState) -> bool:
     """Return True if the state has caches."""
     return any(isinstance(x, KVCache) for x in state.layers)
-
-
-def copy_of(state: ModelState, capacity: int = 0) -> ModelState:
-    """Copy one sequence's state; its caches hold what is there, or `capacity` tokens if those are more."""
-    if not grows(state):
-        return state.clone()
-    layers = (x.resized(max(x.length, capacity)) if isinstance(x, KVCache) else x.clone() for x in state.layers)
-    return replace(state, layers=tuple(layers), position=state.position.clone())
 
 
 def without_caches(state: ModelState) -> ModelState:

@@ -1,39 +1,17 @@
 """Requests to the engine, with their checks, and the events that answer them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from tarnn.decoding.draws import check_sampling
+from tarnn.decoding.draws import Sampling, check_sampling
 from tarnn.ops import KVCache
 from tarnn.serving.model import ServedModel
 from tarnn.serving.snapshot import Snapshot
 
 NONE: Int[np.ndarray, " t"] = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Options for drawing a token from the logits. The defaults draw from the model's own distribution; temperature 0 is greedy.
-
-    top_k 0, top_p 1, min_p 0, the penalties and an empty logit_bias are off. Penalties look at what the answer has written so far
-    (repetition_penalty, as in `samplers.penalize_repetition`, at the prompt too): frequency_penalty is taken from a logit once
-    for each time that its token was written, presence_penalty once. logit_bias: added to the logits of tokens, by their ids.
-    seed: of the draws; None: another one each time.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +29,7 @@ class Request:
 
     prompt: Int[np.ndarray, " t"] = field(default_factory=lambda: NONE)
     max_tokens: int = 256
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     n: int = 1
     begin: Snapshot | None = None
     stop: tuple[str, ...] = ()

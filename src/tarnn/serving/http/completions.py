@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from torch import Tensor
 
+from tarnn.decoding.caches import copy_of
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chat_template import check_template, opened
 from tarnn.serving.http.errors import bad
@@ -33,7 +34,7 @@ from tarnn.serving.http.sse import Style
 from tarnn.serving.http.store_errors import held_state
 from tarnn.serving.http.to_engine import check_choices, check_gathered, engine_of, make_request, refuse_when_full
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import copy_of, new_state
+from tarnn.serving.pool import new_state
 from tarnn.serving.request import Event, Request, TokenLogprob, check_request
 from tarnn.serving.snapshot import Snapshot
 

@@ -9,11 +9,12 @@ from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
 
+from tarnn.decoding.draws import Sampling
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.reader import Reader
 from tarnn.serving.http.request_schemas import TextRequest
-from tarnn.serving.request import Request, Sampling, Usage
+from tarnn.serving.request import Request, Usage
 from tarnn.serving.snapshot import Snapshot
 
 SAMPLING = [x.name for x in fields(Sampling) if x.name != "logit_bias"]

@@ -1,0 +1,238 @@
+"""A language model as a folder has it: read, write, go on from a state."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tarnn.data.saved_tokenizer import check_ids
+from tarnn.data.tokenizers import encode
+from tarnn.decoding.caches import copy_of
+from tarnn.decoding.draws import Sampling, row_sampler
+from tarnn.decoding.loop import PIECE, TokenLoop
+from tarnn.decoding.opening import Opened, open_step
+from tarnn.decoding.streaming import KEEP, TextStream, decoder
+from tarnn.log import Log, silent
+from tarnn.models.state import ModelState
+
+Ids = Sequence[int] | Int[Tensor, " t"]
+
+
+@dataclass(frozen=True, eq=False)
+class LMState:
+    """Where a text stands: a value, which nothing that it is given to changes.
+
+    model: the state of the layers. logits: of the next token, (b, v); None before the first one. recent: the last tokens, so
+    that text goes on in the middle of a character.
+    """
+
+    model: ModelState
+    logits: Float[Tensor, "b v"] | None = None
+    recent: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> Int[Tensor, " b"]:
+        """Return how many tokens each row has seen."""
+        return self.model.position
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the layers' states."""
+        return self.model.nbytes
+
+
+class LM:
+    """A language model that runs: of tarnn, of transformers, or converted.
+
+        lm = tarnn.load("Qwen3.5-0.8B", weights="int8")
+        for piece in lm.generate("Call me", max_new_tokens=50, seed=7): print(piece, end="")
+        state = lm.read(book)                     # a value: go on from it any number of times
+        print(*lm.generate("What whale?", state=state))
+
+    opened: what `open_step` opened. tokenizer: None for ids alone.
+    """
+
+    def __init__(self, opened: Opened, tokenizer: Any = None, threads: int | None = None):
+        self.opened, self.tokenizer, self.threads = opened, tokenizer, threads
+        self._decode: Callable[[list[int]], str] | None = None if tokenizer is None else decoder(tokenizer)
+
+    def state(self) -> LMState:
+        """Return the state before the first token."""
+        return LMState(self.opened.new_state(1, 0))
+
+    def ids(self, text: str | Ids, *, starts: bool = True) -> Int[Tensor, " t"]:
+        """Return the token ids of a text; of ids, these, checked. starts: with those that the tokenizer puts before a text.
+
+        Special tokens written in a text are text like any other. Raises UserError for a text that can't be encoded or ids that
+        the model does not know.
+        """
+        if isinstance(text, str):
+            if self.tokenizer is None:
+                raise ValueError("this model was loaded without a tokenizer; give token ids, or load(…, tokenizer=…).")
+            found = torch.from_numpy(encode(self.tokenizer, text.encode("utf-8", "surrogateescape"), "the prompt"))
+            if starts:
+                found = torch.cat([torch.tensor(first_ids(self.tokenizer), dtype=torch.int64), found])
+        else:
+            found = torch.as_tensor(text, dtype=torch.int64).reshape(-1)
+        check_ids(found, self.opened.config.vocab_size)
+        return found
+
+    @torch.no_grad()
+    def read(self, text: str | Ids, state: LMState | None = None) -> LMState:
+        """Return the state after a text, or ids, that follows those of `state`; None: the beginning."""
+        ids = self.ids(text, starts=state is None)
+        loop = self._loop(state or self.state(), len(ids))
+        with self._threads():
+            loop.read(ids[None], piece=PIECE)
+        recent = (*(() if state is None else state.recent), *ids[-KEEP:].tolist())[-KEEP:]
+        return LMState(loop.state, loop.logits, recent)
+
+    @torch.no_grad()
+    def step(self, ids: Int[Tensor, " b"], state: LMState) -> tuple[Float[Tensor, "b v"], LMState]:
+        """Return the next token's logits after one token more in each row, and the state."""
+        copy = copy_of(state.model, 1 + int(state.position.max()))
+        with self._threads():
+            logits, after = self.opened.step(ids, copy, inplace=True)
+        recent = (*state.recent, int(ids[0]))[-KEEP:] if len(ids) == 1 else ()
+        return logits, LMState(after, logits, recent)
+
+    @torch.no_grad()
+    def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
+        """Return the logits after each token of rows of the same length, from the beginning."""
+        state = self.opened.new_state(*ids.shape)
+        with self._threads():
+            return self.opened.prefill(ids, state, inplace=True, every=True)[0]
+
+    def generate(
+        self,
+        prompt: str | Ids = "",
+        *,
+        max_new_tokens: int = 256,
+        state: LMState | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        **sampling: Any,
+    ) -> "Writing":
+        """Continue a prompt, after those tokens that `state` has read: an iterator of pieces of text, as they are made.
+
+        stop: strings that end it and are not shown. seed: the same seed, the same text, here, by `tarnn generate` and by a
+        server; None: another one each time. sampling: temperature (0: the most likely token), top_k, top_p, min_p and penalties
+        (see `Sampling`); by default as the folder's generation_config.json says, or else from the model's own distribution.
+
+        Raises ValueError for values out of range, and for an empty prompt where nothing was read before.
+        """
+        return Writing(self, prompt, state, max_new_tokens, stop, self.sampling(**sampling), seed)
+
+    def sampling(self, **options: Any) -> Sampling:
+        """Return how it draws: these options, and for others what the folder says."""
+        return Sampling(**{**(self.opened.sampling or {}), **{k: x for k, x in options.items() if x is not None}})
+
+    def _loop(self, state: LMState, num_tokens: int) -> TokenLoop:
+        """A loop that goes on with a copy of a state, with room for so many tokens."""
+        opened = self.opened
+        copy = copy_of(state.model, num_tokens + int(state.position.max()))
+        return TokenLoop(opened, copy, state.logits, step=opened.step)
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Within: so many threads as were requested."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+class Writing:
+    """A text that is being written: an iterator of its pieces.
+
+    ids: the tokens so far. state: where it stands, for going on. finish: "" until it has ended, then why.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        prompt: str | Ids,
+        state: LMState | None,
+        max_new_tokens: int,
+        stop: Sequence[str],
+        sampling: Sampling,
+        seed: int | None,
+    ):
+        if lm._decode is None:
+            raise ValueError("this model was loaded without a tokenizer, so it writes no text; load(…, tokenizer=…).")
+        opened, ids = lm.opened, lm.ids(prompt, starts=state is None)
+        before = lm.state() if state is None else state
+        seed = secrets.randbits(63) if seed is None else seed
+        draw = row_sampler(sampling, opened.config.vocab_size, seed=seed, prompt=ids.tolist())
+        self._lm, self.ids, self._ends = lm, list[int](), opened.end_ids
+        self._context = [*before.recent, *ids[-KEEP:].tolist()]
+        self._text = TextStream(lm._decode, self._context, stop)
+        self._loop = lm._loop(before, len(ids) + max_new_tokens)
+        with lm._threads():
+            self._loop.read(ids[None])
+        self._tokens = self._loop.tokens(draw, max_new_tokens, end_ids=opened.end_ids, pad_id=opened.pad_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._text.over:
+            with self._lm._threads():
+                token = next(self._tokens, None)
+            if token is None:
+                self._text.finish("max_new_tokens reached")
+            else:
+                self.ids.append(int(token))
+                self._text.push(int(token), self._ends)
+            if piece := self._text.take():
+                return piece
+        raise StopIteration
+
+    @property
+    def finish(self) -> str:
+        return self._text.over
+
+    @property
+    def state(self) -> LMState:
+        recent = tuple([*self._context, *self.ids][-KEEP:])
+        return LMState(copy_of(self._loop.state), self._loop.logits, recent)
+
+
+def first_ids(tokenizer: Any) -> list[int]:
+    """Return the tokens that a tokenizer puts before each text, such as a mark of its beginning."""
+    encoding = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)
+    is_special = encoding.special_tokens_mask
+    return [encoding.ids[i] for i in range(is_special.index(0) if 0 in is_special else 0)]
+
+
+def load(
+    source: str | Path | nn.Module,
+    weights: str | None = None,
+    *,
+    threads: int | None = None,
+    tokenizer: Any = None,
+    report: Log = silent,
+) -> LM:
+    """Open a language model to run it on the CPU: a folder in Hugging Face's layout, or a model that lives already.
+
+        lm = tarnn.load("Qwen3.5-0.8B", weights="int8")
+
+    weights: how its step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved. threads: None: torch's number.
+    tokenizer: of a live model; a folder has its own. report: called with lines on what the folder has and the model does not use.
+
+    Raises UserError, a ValueError, for a folder that holds no such model, with the reason.
+    """
+    opened = open_step(source, weights, report=report)
+    if tokenizer is None and not isinstance(source, nn.Module):
+        from tarnn.tasks.checkpoint import open_tokenizer
+
+        tokenizer = open_tokenizer(source)
+    return LM(opened, tokenizer, threads)

@@ -1,0 +1,195 @@
+"""Open a model to run it, whatever kind it is: a step, new states, and the facts that whoever runs it needs.
+
+All that knows one kind of model from another stands in this file; what it opens is used alike.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tarnn.checkpoint_keys import CONVERTED, MODEL_TYPES
+from tarnn.data.tensor_file import fingerprint_of
+from tarnn.decoding.choice import fastest_step
+from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.loop import Step
+from tarnn.decoding.plan import Refusal
+from tarnn.decoding.state_file import fingerprint
+from tarnn.errors import UserError
+from tarnn.json_file import read_json
+from tarnn.log import Log, silent
+from tarnn.models.backbone import TextModel
+from tarnn.models.config import ModelConfig
+from tarnn.models.state import ModelState
+from tarnn.ops import KVCache, State
+
+NOT_THE_FUNCTION = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"}
+
+
+class Limits(NamedTuple):
+    """The numbers that tokens are checked against. max_position_embeddings: positions of a sequence; None: any number."""
+
+    vocab_size: int
+    max_position_embeddings: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model that runs.
+
+    step: called with one token per row, as `FusedStep` is. prefill: with tokens (b, t). new_state(rows, capacity, cache_dtype):
+    the state before the first token. weights: the format in which the step keeps them; None: a step in plain PyTorch.
+    architecture, fields: the class and config of the model. dtype: of the weights that were opened. end_ids: tokens that end a
+    text. sampling: how its makers draw from it, arguments of `generate`. key_bytes: of the keys and values of one token, if
+    every layer of attention had softmax. about: lines on what was chosen, and why nothing faster.
+    """
+
+    model: nn.Module
+    step: Step
+    prefill: Step
+    new_state: Callable[..., ModelState]
+    config: Limits
+    architecture: str
+    fields: Mapping[str, Any]
+    weights: str | None
+    dtype: torch.dtype
+    key_bytes: int
+    end_ids: frozenset[int] = frozenset()
+    pad_id: int = 0
+    sampling: Mapping[str, float] | None = None
+    about: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(x.numel() for x in self.model.parameters())
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of weights and tables, as they were opened."""
+        return sum(x.nbytes for x in (*self.model.parameters(), *self.model.buffers()))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the weights and of what the config says about the function."""
+        if isinstance(self.model, TextModel):
+            return fingerprint(self.model)
+        config: Any = self.model.config
+        facts = {name: x for name, x in config.to_diff_dict().items() if name not in NOT_THE_FUNCTION}
+        return fingerprint_of(self.model, facts)
+
+
+def open_step(
+    source: str | Path | nn.Module,
+    weights: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    track: Callable[[Any, int], Any] = lambda steps, total: steps,
+    report: Log = silent,
+) -> Opened:
+    """Open the model in a folder, or one that lives already.
+
+    weights: how the step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved, with 16 bits as bfloat16.
+    dtype, device, track: for tarnn's own models, as `open_model` takes them. report: called with lines on what is unused.
+
+    Raises UserError for a folder without a model that can be run, with the reason, and Refusal where weights are given and the
+    model has no fused step.
+    """
+    if isinstance(source, nn.Module):
+        return _of_own(source, weights) if isinstance(source, TextModel) else _of_transformers(source, weights)
+    folder = Path(source)
+    fields = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if fields.get("model_type", "tarnn") in MODEL_TYPES:
+        from tarnn.tasks.checkpoint import GENERATED, open_model
+
+        model = open_model(folder, tasks=GENERATED, dtype=dtype, device=device, track=track)
+        if not isinstance(model, TextModel):
+            raise UserError(f"{folder} holds a model of images; expected one of text. `tarnn generate {folder}` draws.")
+        return _of_own(model, weights)
+    from tarnn.conversion.causal import open_causal
+
+    opened = _of_transformers(open_causal(folder, converted=fields.get(CONVERTED) is not None, report=report), weights)
+    return replace(opened, sampling=sampling_of(folder / "generation_config.json"))
+
+
+def _of_own(model: TextModel, weights: str | None) -> Opened:
+    config: Any = model.config
+    chosen = fastest_step(model, weights=weights)
+    layers = sum(config.attention_of(i) != "none" for i in range(config.num_hidden_layers))
+    return Opened(
+        model,
+        chosen.step,
+        getattr(chosen.step, "prefill", model.prefill),
+        model.new_state,
+        Limits(config.vocab_size, config.max_position_embeddings),
+        type(model).__name__,
+        asdict(config) if isinstance(config, ModelConfig) else config.to_dict(),
+        getattr(chosen.step, "weights", None),
+        model.dtype,
+        2 * layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize,
+        getattr(model, "end_ids", frozenset()),
+        getattr(model, "pad_id", 0),
+        about=(chosen.name, *chosen.why_not),
+    )
+
+
+def _of_transformers(model: Any, weights: str | None) -> Opened:
+    from tarnn.conversion.causal import classes_of
+
+    config, dtype = model.config, model.dtype
+    weights = weights or ("float32" if dtype == torch.float32 else "bfloat16")
+    try:
+        step = FusedStep(model.float(), weights, classes=classes_of(model))
+    except Refusal as error:
+        raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
+    heads = next(x for name in HEADS if (x := getattr(config, name, None)) is not None)
+    ends = model.generation_config.eos_token_id
+    return Opened(
+        model,
+        step,
+        step.prefill,
+        lambda rows, capacity=0, cache_dtype=None: new_state(step, rows, capacity, cache_dtype),
+        Limits(config.vocab_size, getattr(config, "max_position_embeddings", None)),
+        type(model).__name__,
+        config.to_dict(),
+        weights,
+        dtype,
+        2 * config.num_hidden_layers * heads * config.head_dim * dtype.itemsize,
+        frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+        getattr(config, "pad_token_id", None) or 0,
+        about=(f"fused step ({weights} weights)",),
+    )
+
+
+HEADS = ("num_key_value_heads", "num_attention_heads", "num_heads")  # of keys, by the first name that a config has
+
+
+def new_state(step: Any, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
+    """Make the state before the first token of a fused step: zeros, and caches with room for `capacity` tokens."""
+    layers: list[State] = []
+    for x in step.attentions:
+        if getattr(x, "hybrid", None) is not None:
+            layers += x.hybrid.new_states(x.heads[2], x.num_features, rows, capacity)
+        elif isinstance(row := x.new_state(), KVCache):
+            sizes = rows, row.k.shape[1], capacity, row.k.shape[3]
+            layers.append(KVCache.empty(*sizes, dtype=cache_dtype, device="cpu"))
+        else:
+            layers.append(row.map(lambda y: torch.zeros(rows, *y.shape[1:], dtype=y.dtype, device="cpu")))
+    return ModelState(tuple(layers), torch.zeros(rows, dtype=torch.int64, device="cpu"))
+
+
+def sampling_of(file: Path) -> dict[str, float] | None:
+    """Return the arguments of sampling in a generation_config.json that says how to draw; None where it does not."""
+    fields = read_json(file) if file.is_file() else {}
+    if fields.get("do_sample") is not True:
+        return None
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return {name: x for name in names if isinstance(x := fields.get(name), int | float)}

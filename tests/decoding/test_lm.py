@@ -1,0 +1,136 @@
+"""`tarnn.load`: folders of transformers and our own, opened alike; transformers' own model is the oracle."""
+
+import pytest
+import torch
+from support.open_folders import CONFIGS, make_folder
+from support.served import save_served
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+import tarnn
+from tarnn.errors import UserError
+
+PROMPT = "Call me Ishmael, é"
+
+
+@pytest.fixture(scope="session")
+def open_folder(tmp_path_factory):
+    """open_folder(family, dtype): a tiny folder, made once."""
+    logging.disable_progress_bar()
+    made = {}
+
+    def folder(family, dtype=torch.float32):
+        if (family, dtype) not in made:
+            made[family, dtype] = make_folder(tmp_path_factory.mktemp("folder") / "tiny", family, dtype)
+        return made[family, dtype]
+
+    return folder
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_folder_says_what_transformers_says(open_folder, family):
+    """Float32: logits as near as transformers' whole pass is to its own steps, and the same greedy text."""
+    lm, model = tarnn.load(open_folder(family)), oracle(open_folder(family))
+    ids = lm.ids(PROMPT)
+    with torch.no_grad():
+        torch.testing.assert_close(lm.logits(ids[None]), model(ids[None]).logits, atol=2e-4, rtol=1e-4)
+    writing = lm.generate(PROMPT, temperature=0, max_new_tokens=40)
+    text = "".join(writing)
+    wanted = model.generate(ids[None], do_sample=False, max_new_tokens=40)[0, len(ids) :].tolist()
+    assert writing.ids == wanted
+    assert text == AutoTokenizer.from_pretrained(open_folder(family)).decode(wanted, skip_special_tokens=True)
+    assert len(set(wanted)) > (1 if model.config.tie_word_embeddings else 5)  # or the test says little
+
+
+def oracle(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3.5"])
+def test_weights_of_16_bits_open_as_they_are(open_folder, family):
+    folder = open_folder(family, torch.bfloat16)
+    lm = tarnn.load(folder)
+    assert lm.opened.weights == "bfloat16"
+    ids = lm.ids(PROMPT)
+    with torch.no_grad():
+        torch.testing.assert_close(lm.logits(ids[None]), oracle(folder)(ids[None]).logits, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Qwen3.5", "Llama", "Mamba-2"])
+def test_a_state_is_a_value(open_folder, family):
+    """A text in pieces, from a state that many go on from, is the text in one piece, to the bit."""
+    lm = tarnn.load(open_folder(family))
+    state = lm.read("Call me ")
+    before = [x.clone() for x in state.model.tensors().values()]
+    once, again = (lm.read("Ishmael", state) for _ in range(2))
+    whole = lm.read("Call me Ishmael")
+    assert torch.equal(once.logits, whole.logits)
+    assert torch.equal(again.logits, whole.logits)
+    step = lm.state()
+    for token in lm.ids("Call me Ishmael"):
+        logits, step = lm.step(token[None], step)
+    assert torch.equal(logits, whole.logits)
+    for x, y in zip(state.model.tensors().values(), before, strict=True):
+        assert torch.equal(x, y)
+    first = "".join(lm.generate("Ishmael", state=state, seed=5, max_new_tokens=20))
+    assert first == "".join(lm.generate("Call me Ishmael", seed=5, max_new_tokens=20))
+
+
+def test_a_text_goes_on_where_it_stopped(open_folder):
+    lm = tarnn.load(open_folder("Qwen3.5"))
+    whole = lm.generate(PROMPT, temperature=0, max_new_tokens=24)
+    text = "".join(whole)
+    part = lm.generate(PROMPT, temperature=0, max_new_tokens=10)
+    first = "".join(part)
+    rest = lm.generate("", state=part.state, temperature=0, max_new_tokens=14)
+    assert (first.rstrip("\ufffd") + "".join(rest)).startswith(text[: len(first)].rstrip("\ufffd"))
+    assert part.ids + rest.ids == whole.ids
+
+
+def test_ends_and_stops(open_folder):
+    """A token of generation_config.json ends a text; so does a stop string, which is not shown."""
+    lm = tarnn.load(open_folder("Llama"))
+    assert lm.opened.end_ids == {257, 259}
+    whole = "".join(lm.generate("ab", temperature=0, max_new_tokens=30))
+    stop = whole[5:7]
+    writing = lm.generate("ab", temperature=0, max_new_tokens=30, stop=[stop])
+    assert "".join(writing) == whole[: whole.index(stop)]
+    assert writing.finish == "a stop string was met"
+
+
+def test_a_tokenizer_that_begins_texts_does(tmp_path):
+    lm = tarnn.load(make_folder(tmp_path / "tiny", "Llama", begins=True))
+    assert lm.ids("ab").tolist() == AutoTokenizer.from_pretrained(tmp_path / "tiny")("ab")["input_ids"]
+    assert lm.ids("ab", starts=False).tolist() == lm.ids("ab").tolist()[1:]
+
+
+@pytest.mark.parametrize("kind", ["linear", "hybrid"])
+def test_our_own_open_alike(tmp_path, kind):
+    save_served(tmp_path, kind)
+    lm, model = tarnn.load(tmp_path), tarnn.TarnnForCausalLM.from_pretrained(tmp_path).eval()
+    ids = lm.ids("to be or not")
+    with torch.no_grad():
+        torch.testing.assert_close(lm.logits(ids[None]), model(ids[None]).logits, atol=2e-4, rtol=1e-4)
+    writing = lm.generate("to be", temperature=0, max_new_tokens=20)
+    "".join(writing)
+    assert writing.ids == model.generate(lm.ids("to be")[None], do_sample=False, max_new_tokens=20)[0, 5:].tolist()
+
+
+def test_a_live_model_opens(open_folder):
+    folder = open_folder("Qwen3")
+    lm = tarnn.load(oracle(folder))
+    ids = torch.arange(30, 50)
+    assert torch.equal(lm.logits(ids[None]), tarnn.load(folder).logits(ids[None]))
+    with pytest.raises(ValueError, match="loaded without a tokenizer"):
+        lm.generate("ab")
+
+
+def test_what_does_not_open(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        tarnn.load(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    with pytest.raises(UserError, match=r"of another kind: 'gpt_neox'. Models of tarnn open, and of .* Llama, Mamba-2"):
+        tarnn.load(tmp_path)
+    make_folder(tmp_path / "window", "Mistral", sliding_window=16)
+    with pytest.raises(UserError, match=r"MistralForCausalLM can't be run by tarnn: .*sliding window"):
+        tarnn.load(tmp_path / "window")

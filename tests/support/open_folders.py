@@ -1,0 +1,71 @@
+"""Tiny folders of models of transformers, one of each family that `tarnn.load` opens, with a tokenizer and a chat template."""
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+SIZE = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+HEADS = {**SIZE, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+}
+IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+DENSE = {"mlp_only_layers": [0, 1], "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+CONFIGS = {
+    "Llama": lambda: hf.LlamaConfig(**HEADS),
+    "Mistral": lambda: hf.MistralConfig(**HEADS, sliding_window=None),
+    "Qwen2": lambda: hf.Qwen2Config(**HEADS, tie_word_embeddings=True),
+    "Qwen3": lambda: hf.Qwen3Config(**HEADS),
+    "Qwen3.5": lambda: hf.Qwen3_5TextConfig(**HEADS, **DELTA),
+    "Qwen3.5 with images": lambda: hf.Qwen3_5Config(text_config=HEADS | DELTA, vision_config=IMAGES),
+    "Qwen3-Next": lambda: hf.Qwen3NextConfig(**HEADS, **DELTA, **DENSE),
+    "OLMo-hybrid": lambda: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}),
+    "Mamba-2": lambda: hf.Mamba2Config(**SIZE, num_heads=8, head_dim=8, state_size=16, n_groups=2),
+}
+TEMPLATE = (
+    "{% for m in messages %}<|bos|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
+)
+
+
+def make_folder(folder, family, dtype=torch.float32, *, begins=False, **config):
+    """Save a model with random weights. begins: its tokenizer puts <|bos|> before each text. config: other values of keys."""
+    torch.manual_seed(0)
+    made = CONFIGS[family]()
+    for name, value in config.items():
+        setattr(made, name, value)
+    kind = hf.AutoModelForImageTextToText if hasattr(made, "text_config") else hf.AutoModelForCausalLM
+    model = kind.from_config(made).to(dtype)
+    with torch.no_grad():
+        for x in model.parameters():
+            x *= 8 if x.ndim > 1 else 1  # or all tokens are about as likely
+    model.generation_config.eos_token_id = [257, 259]
+    model.save_pretrained(folder)
+    byte_level(begins=begins).save_pretrained(folder)
+    return folder
+
+
+def byte_level(*, begins=False):
+    """A tokenizer whose tokens are bytes, and three special ones."""
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = {"bos_token": "<|bos|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, **special, chat_template=TEMPLATE)
+    if begins:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|bos|> $A", special_tokens=[("<|bos|>", 256)]
+        )
+    return tokenizer
