@@ -246,7 +246,7 @@ def test_generate_refuses_what_does_not_fit_a_converted_model(command, converted
         assert options[0] in outcome.err.splitlines()[-1]
     assert command("generate", converted, "--prompt", "a", "--max-new-tokens", 400).is_refusal("128 positions")
     assert command("generate", converted, "--prompt", "").is_refusal("the prompt is empty")
-    assert command("generate", llama, "--prompt", "a").is_refusal("tarnn convert")
+    assert command("generate", llama, "--prompt", "a", "--max-new-tokens", 3).code == 0  # as any Llama
     assert command("predict", converted, "a").is_refusal("tarnn generate")
 
 

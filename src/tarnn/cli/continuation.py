@@ -14,19 +14,16 @@ from torch import Tensor
 
 from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import progress
-from tarnn.data.saved_tokenizer import check_ids
-from tarnn.data.tokenizers import encode
-from tarnn.decoding import fastest_step, samplers
+from tarnn.decoding.draws import Sampling, check_sampling, row_sampler
+from tarnn.decoding.lm import LM
 from tarnn.decoding.loop import PIECE, TokenLoop
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.opening import Opened
+from tarnn.decoding.samplers import Sampler
 from tarnn.decoding.state_file import check_writable, load_state, save_state
-from tarnn.decoding.streaming import KEEP, StopStrings, TextStream, decoder
+from tarnn.decoding.streaming import KEEP, StopStrings, TextStream
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.models.backbone import TextModel
-from tarnn.models.images import ImageModel
-from tarnn.tasks.checkpoint import open_tokenizer
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None, state_in: Path | None) -> bytes:
@@ -58,35 +55,6 @@ def is_piped(stream) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def prompt_ids(tokenizer, text: bytes, model, *, starts: bool) -> Tensor:
-    """(1, t) ids. An empty prompt at the start of a sequence is the separator that documents begin with."""
-    ids = torch.from_numpy(encode(tokenizer, text, "the prompt"))
-    if starts and not len(ids):
-        separator = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-        if separator is None:
-            raise UserError("the prompt is empty and this tokenizer has no separator to start from; give a --prompt.")
-        ids = torch.tensor([separator])
-    check_ids(ids, model.config.vocab_size)
-    return ids[None].to(model.device)
-
-
-def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
-    """Give the loop the fastest step that its model can have, and report which and why.
-
-    weights: how the fused step keeps them. Raises UserError where it is given and there is no fused step.
-    """
-    if not isinstance(loop.model, TextModel | ImageModel):  # a converted one, which was opened with its step
-        loop.step, name = loop.model.fastest_step
-        report(f"tarnn: {name}")
-        return
-    try:
-        chosen = fastest_step(loop.model, weights=weights)
-    except Refusal as error:
-        raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
-    loop.step = chosen.step
-    report("tarnn: " + "; ".join((chosen.name, *chosen.why_not)))
-
-
 @dataclass(frozen=True)
 class Request:
     """The options of `tarnn generate` for a model of text."""
@@ -100,44 +68,39 @@ class Request:
     state_out: Path | None = None
     cache: str | None = None
     num_samples: int = 1
-    repetition_penalty: float = 1.0
 
 
 def continue_prompt(
-    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Log
+    request: Request, load: Callable[[], LM], sampling: dict[str, Any], seed: int, *, report: Log
 ) -> None:
     """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
 
-    `load` opens the model; `sampling` are the arguments of the sampler; `weights`: as `prepare_step` takes them.
+    `load` opens the model; `sampling` are the options that were given.
     """
-    draw, count, limit = samplers.sampler(**sampling), request.num_samples, request.max_new_tokens
-    check_numbers(limit, count, alike=sampling["temperature"] == 0, saved=request.state_out is not None)
-    penalty = request.repetition_penalty
+    count, limit = request.num_samples, request.max_new_tokens
+    check_numbers(limit, count, alike=sampling.get("temperature") == 0, saved=request.state_out is not None)
     # errors of these now, not after the prompt was read
-    samplers.penalize_repetition(draw, penalty, torch.zeros(0))
+    check_sampling(Sampling(**sampling), 0)
     StopStrings(request.stop)
     if request.state_out:
         check_writable(request.state_out)
     if request.cache and request.state_in:
         raise UserError("--cache is for a new state; that of --state-in keeps what it has. Leave one of them out.")
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
-    model = load()
-    if hasattr(model, "ids_of"):  # a converted model, which has its own tokenizer
-        ids, decode = model.ids_of(text), model.decode
-    else:
-        tokenizer = open_tokenizer(request.checkpoint)
-        ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
+    lm = load()
+    model = lm.opened
+    ids = lm.ids(text, starts=request.state_in is None)[None].to(model.device)
     loop, recent = start(model, request, ids.shape[1], limit)
-    prepare_step(loop, weights, report)  # a fused step reads the prompt, too
+    report("tarnn: " + "; ".join(model.about))
     read(loop, ids, report)
     if count > 1:
         loop.fork(count)
-    if penalty != 1:
-        draw = samplers.penalize_repetition(draw, penalty, torch.cat([torch.tensor(recent).long(), ids[0].cpu()]))
-    context = [*recent, *ids[0, -KEEP:].tolist()]
-    rows = [TextStream(decode, context, request.stop) for _ in range(count)]
+    context = [*recent, *ids[0].tolist()]
+    chosen, vocab_size = lm.sampling(**sampling), model.config.vocab_size
+    draw = row_sampler(chosen, vocab_size, seed=seed, prompt=context, num_rows=count)
+    rows = [TextStream(lm.decode, context[-2 * KEEP :], request.stop) for _ in range(count)]
     if limit:
-        with threads_for_steps(model):
+        with threads_for_steps(model.model):
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
@@ -156,23 +119,23 @@ def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, saved: 
         raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
 
 
-def start(model, request: Request, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
+def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
     """A loop with room for all that is to come: empty, or with a saved state and its last tokens."""
     room = num_prompt + max_new_tokens
     if request.state_in is None:
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
         if request.cache is None:
-            return TokenLoop(model, model.new_state(1, room)), []
+            return TokenLoop(model, model.new_state(1, room), step=model.step), []
         grows = any(layer.grows for layer in model.new_state(1, 0).layers)
         if not grows or model.dtype != torch.float32:
             raise UserError(
                 f"--cache {request.cache} is for softmax layers of a model in float32; this one "
                 f"{f'is in {model.dtype}' if grows else 'has none'}. Leave it out."
             )
-        return TokenLoop(model, model.new_state(1, room, torch.bfloat16)), []
+        return TokenLoop(model, model.new_state(1, room, torch.bfloat16), step=model.step), []
     state, logits, recent = load_state(request.state_in, model, room=room)
     check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)
-    return TokenLoop(model, state, logits), recent
+    return TokenLoop(model, state, logits, step=model.step), recent
 
 
 def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: int | None) -> None:
@@ -193,9 +156,7 @@ def read(loop: TokenLoop, ids: Tensor, report: Log) -> None:
         report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
 
 
-def write(
-    loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], report: Log, *, goes_on: bool
-) -> None:
+def write(loop: TokenLoop, draw: Sampler, limit: int, rows: list[TextStream], report: Log, *, goes_on: bool) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, num_made, start = Output(), 0, time.perf_counter()
     ends = loop.model.end_ids

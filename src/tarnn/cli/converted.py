@@ -1,6 +1,5 @@
 """The commands' parts for a folder that `tarnn convert` wrote."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from tarnn.checkpoint_keys import CONVERTED
 from tarnn.cli.formats import LENGTHS, model_page
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
-from tarnn.log import Log
 
 OURS_ALONE = {
     "state_in": "in Python tarnn.conversion.load_cache reads a saved one",
@@ -23,32 +21,11 @@ def is_converted(folder: Path) -> bool:
     return file.is_file() and read_json(file).get(CONVERTED) is not None
 
 
-def continue_converted(
-    checkpoint: Path,
-    given: dict[str, Any],
-    asked: dict[str, Any],
-    sampling: dict[str, Any],
-    said: str,
-    *,
-    weights: str | None,
-    report: Log,
-) -> None:
-    """`tarnn generate` for a converted model. given: the options; asked: where and in which dtype it runs."""
+def refuse_state_options(options: dict[str, Any]) -> None:
+    """Raise UserError for options about states of tarnn's own models."""
     for name, instead in OURS_ALONE.items():
-        if name in given:
+        if name in options:
             raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
-    from tarnn.cli.continuation import Request, continue_prompt
-    from tarnn.conversion.text import open_text
-
-    def load() -> Any:
-        model = open_text(checkpoint, **asked, weights=weights)
-        dtype = str(model.dtype).removeprefix("torch.")
-        report(f"tarnn: {checkpoint}, {dtype} on {asked['device']}; {said}; {model.about}")
-        return model
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this model's features were calibrated")  # `about` has said it
-        continue_prompt(Request(checkpoint, **given), load, sampling, weights=weights, report=report)
 
 
 def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:

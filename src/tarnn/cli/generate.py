@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,10 +10,14 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
-from tarnn.cli.converted import is_converted
+from tarnn.checkpoint_keys import MODEL_TYPES
+from tarnn.cli.converted import is_converted, refuse_state_options
 from tarnn.cli.progress import progress
 from tarnn.decoding import samplers
+from tarnn.decoding.draws import Sampling
+from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 from tarnn.log import silent
 from tarnn.tasks import TASKS
 from tarnn.tasks.checkpoint import GENERATED, open_config, open_model
@@ -56,12 +61,14 @@ def generate(
     evaluate: Annotated[str | None, Option(hidden=True)] = None,
     limit: Annotated[int | None, Option(hidden=True)] = None,
     batch_size: Annotated[int | None, image(help="Images that are drawn at once (default: 64).")] = None,
-    temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
-    top_k: Annotated[int, Option(help="Choose among the k most likely tokens; 0: all.")] = 0,
-    top_p: Annotated[float, Option(help="Choose among the most likely tokens that reach p together.")] = 1.0,
+    temperature: Annotated[
+        float | None, Option(help="Below 1 sharper, above 1 flatter, 0 greedy (default: 1).")
+    ] = None,
+    top_k: Annotated[int | None, Option(help="Choose among the k most likely tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, Option(help="Choose among the most likely tokens that reach p together.")] = None,
     min_p: Annotated[
-        float, Option(help="Choose among the tokens at least p times as likely as the likeliest; 0: all.")
-    ] = 0.0,
+        float | None, Option(help="Choose among the tokens at least p times as likely as the likeliest; 0: all.")
+    ] = None,
     repetition_penalty: Annotated[
         float | None, text(help="Above 1, tokens of the prompt and of the text so far are less likely (default: 1).")
     ] = None,
@@ -71,7 +78,7 @@ def generate(
         int | None, Option(help="Continuations of the prompt, which is read once (default: 1); images (16).")
     ] = None,
     weights: Annotated[
-        Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: float32).")
+        Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: as saved).")
     ] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
@@ -87,6 +94,9 @@ def generate(
     Images are drawn into a PNG, side by side; with --complete each line is what was given, what was made of it, and
     the original. `tarnn eval` reports what held-out images cost, in bits per dimension.
 
+    Models of transformers are taken, too: folders of Llama, Mistral, Qwen2, Qwen3, Qwen3.5, Qwen3-Next without experts,
+    OLMo-hybrid and Mamba-2, on the CPU; by default they sample as their generation_config.json says.
+
     On a CPU most models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or as int8
     or int4 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
     likelihood: int8 cost a trained model of digits 0.03 %.
@@ -94,8 +104,8 @@ def generate(
     options: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
-    converted = is_converted(checkpoint)
-    images = not converted and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
+    own = of_tarnn(checkpoint)
+    images = own and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, options)
     if evaluate is not None or limit is not None:
         raise UserError(
@@ -104,42 +114,62 @@ def generate(
     if seed is not None and not 0 <= seed < 2**63:
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
-    sampling: dict[str, Any] = {
-        "temperature": 0.0 if greedy else temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-    }
-    samplers.sampler(**sampling)  # its errors before anything is read
-    where = pick_device(device)
-    sampling["generator"] = torch.Generator(where).manual_seed(seed)
-    summary = f"temperature {temperature:g}, top-k {top_k or 'off'}, top-p {top_p:g}, seed {seed}"
-    summary = summary.replace(", seed", f", min-p {min_p:g}, seed") if min_p else summary
-    summary = "greedy" if greedy or temperature == 0 else summary
+    sampling: dict[str, Any] = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p}
+    sampling |= {"min_p": min_p, "repetition_penalty": options.pop("repetition_penalty", None)}
+    sampling = {name: x for name, x in sampling.items() if x is not None}
+    where = torch.device("cpu") if device == "auto" and not own else pick_device(device)
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
-
-    def load() -> Any:
-        track = partial(progress, text="tensors of the weights read", report=report)
-        model = open_model(checkpoint, tasks=GENERATED, dtype=DTYPES.get(dtype), device=where, track=track)
-        report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {summary}")
-        return model
+    opening: dict[str, Any] = {"dtype": DTYPES.get(dtype), "device": where}
+    opening |= {"track": partial(progress, text="tensors of the weights read", report=report)}
 
     if images:
         from tarnn.cli.images import ImageRequest, generate_images
 
         drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in options.items()})
-        generate_images(drawing, load, sampling, weights=weights, report=report)
-    else:
-        from tarnn.cli.continuation import Request, continue_prompt
+        samplers.sampler(**sampling)  # its errors before anything is read
 
-        if converted:
-            from tarnn.cli.converted import continue_converted
+        def load_images() -> Any:
+            model = open_model(checkpoint, tasks=GENERATED, **opening)
+            report(opened_line(checkpoint, model.dtype, where, Sampling(**sampling), seed))
+            return model
 
-            loading = {"dtype": DTYPES.get(dtype), "device": where}
-            continue_converted(checkpoint, options, loading, sampling, summary, weights=weights, report=report)
-            return
-        request = Request(checkpoint, **options)
-        continue_prompt(request, load, sampling, weights=weights, report=report)
+        draws = {**sampling, "generator": torch.Generator(where).manual_seed(seed)}
+        generate_images(drawing, load_images, draws, weights=weights, report=report)
+        return
+    from tarnn.cli.continuation import Request, continue_prompt
+
+    if is_converted(checkpoint):
+        refuse_state_options(options)
+
+    def load_text() -> Any:
+        from tarnn.decoding.lm import load
+
+        try:
+            lm = load(checkpoint, weights, report=report, **opening)
+        except Refusal as error:
+            raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
+        report(opened_line(checkpoint, lm.opened.dtype, where, lm.sampling(**sampling), seed))
+        return lm
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "this model's features were calibrated")  # a line says it
+        continue_prompt(Request(checkpoint, **options), load_text, sampling, seed, report=report)
+
+
+def opened_line(checkpoint: Path, dtype: torch.dtype, device: torch.device, sampling: Sampling, seed: int) -> str:
+    """Return the line about the model that was opened, and how it draws."""
+    x = sampling
+    draws = f"temperature {x.temperature:g}, top-k {x.top_k or 'off'}, top-p {x.top_p:g}"
+    draws += (f", min-p {x.min_p:g}" if x.min_p else "") + f", seed {seed}"
+    draws = draws if x.temperature else "greedy"
+    return f"tarnn: {checkpoint}, {str(dtype).removeprefix('torch.')} on {device}; {draws}"
+
+
+def of_tarnn(checkpoint: Path) -> bool:
+    """Return False for the folder of a model of transformers, converted or not; True for all else, a missing one too."""
+    file = checkpoint / "config.json"
+    model_type = read_json(file).get("model_type") if file.is_file() else None
+    return model_type is None or model_type in MODEL_TYPES
 
 
 def refuse_other_task(checkpoint: Path, task: str | None, images: bool, options: dict[str, Any]) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tarnn.cli.continuation import prepare_step
 from tarnn.cli.progress import progress
+from tarnn.decoding import fastest_step
 from tarnn.decoding.pixels import pixel_sampler, upper_rows
+from tarnn.decoding.plan import Refusal
 from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.log import Log
@@ -101,3 +102,16 @@ def first(images: Images, count: int) -> Images:
     if len(images) < count:
         raise UserError(f"{images.source} has {len(images):,} images, and {count:,} were asked for.")
     return images.take(slice(count))
+
+
+def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
+    """Give the loop the fastest step that its model can have, and report which and why.
+
+    weights: how the fused step keeps them. Raises UserError where it is given and there is no fused step.
+    """
+    try:
+        chosen = fastest_step(loop.model, weights=weights)
+    except Refusal as error:
+        raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
+    loop.step = chosen.step
+    report("tarnn: " + "; ".join((chosen.name, *chosen.why_not)))

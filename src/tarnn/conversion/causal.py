@@ -25,13 +25,13 @@ OPEN = {  # model_type → the family's name
 }
 
 
-def open_causal(folder: Path, *, converted: bool = False, report: Log = silent) -> Any:
+def open_causal(folder: Path, report: Log = silent) -> Any:
     """Open the language model in a folder of one of these families. Raises UserError as `open_pretrained` does, and for
     another family, before a weight is read."""
     fields = read_config(folder)
     if (kind := fields.get("model_type")) not in OPEN:
         raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}. {families()}")
-    model = open_pretrained(folder, converted=converted, text_only=True, report=report)
+    model = open_pretrained(folder, converted=False, text_only=True, report=report)
     if not model.can_generate():
         raise UserError(f"{folder} holds a {type(model).__name__}, which writes no text; expected a language model.")
     return model

@@ -189,13 +189,13 @@ def row_sampler(
         rows.put(choice, sampling, seed=seed, choice=choice, prompt=prompt)
 
     def draw(logits: Tensor) -> Tensor:
-        tokens = draw_rows(logits, rows).tokens
+        tokens = draw_rows(logits.float().cpu(), rows).tokens
         if len(tokens) and int(tokens.min()) < 0:
             raise ValueError(
                 "the logits are no distribution (NaN or infinite): the weights or the state have diverged."
             )
         rows.wrote(tokens)
-        return tokens
+        return tokens.to(logits.device)
 
     return draw
 

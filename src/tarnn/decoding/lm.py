@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tarnn.data.saved_tokenizer import check_ids
-from tarnn.data.tokenizers import encode
+from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.caches import copy_of
 from tarnn.decoding.draws import Sampling, row_sampler
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.opening import Opened, open_step
+from tarnn.decoding.prompt import prompt_ids
 from tarnn.decoding.streaming import KEEP, TextStream, decoder
 from tarnn.log import Log, silent
 from tarnn.models.state import ModelState
@@ -60,31 +61,33 @@ class LM:
 
     def __init__(self, opened: Opened, tokenizer: Any = None, threads: int | None = None):
         self.opened, self.tokenizer, self.threads = opened, tokenizer, threads
-        self._decode: Callable[[list[int]], str] | None = None if tokenizer is None else decoder(tokenizer)
+
+    @cached_property
+    def decode(self) -> Callable[[list[int]], str]:
+        """The function from token ids to their text. Raises ValueError for a model without a tokenizer."""
+        if self.tokenizer is None:
+            raise ValueError("this model was loaded without a tokenizer, so it writes no text; load(…, tokenizer=…).")
+        return decoder(self.tokenizer)
 
     def state(self) -> LMState:
         """Return the state before the first token."""
         return LMState(self.opened.new_state(1, 0))
 
-    def ids(self, text: str | Ids, *, starts: bool = True) -> Int[Tensor, " t"]:
-        """Return the token ids of a text; of ids, these, checked. starts: with those that the tokenizer puts before a text.
-
-        Special tokens written in a text are text like any other. Raises UserError for a text that can't be encoded or ids that
-        the model does not know.
-        """
-        if isinstance(text, str):
+    def ids(self, text: str | bytes | Ids, *, starts: bool = True) -> Int[Tensor, " t"]:
+        """Return the token ids of a text, or of ids these, checked. starts: as in `prompt_ids`, which raises UserError."""
+        vocab_size = self.opened.config.vocab_size
+        if isinstance(text, str | bytes):
             if self.tokenizer is None:
                 raise ValueError("this model was loaded without a tokenizer; give token ids, or load(…, tokenizer=…).")
-            found = torch.from_numpy(encode(self.tokenizer, text.encode("utf-8", "surrogateescape"), "the prompt"))
-            if starts:
-                found = torch.cat([torch.tensor(first_ids(self.tokenizer), dtype=torch.int64), found])
-        else:
-            found = torch.as_tensor(text, dtype=torch.int64).reshape(-1)
-        check_ids(found, self.opened.config.vocab_size)
-        return found
+            data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+            return torch.from_numpy(prompt_ids(self.tokenizer, data, vocab_size, starts=starts))
+        ids = torch.as_tensor(text, dtype=torch.int64).reshape(-1)
+        if wrong := [int(x) for x in ids if not 0 <= x < vocab_size]:
+            raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong[0]}.")
+        return ids
 
     @torch.no_grad()
-    def read(self, text: str | Ids, state: LMState | None = None) -> LMState:
+    def read(self, text: str | bytes | Ids, state: LMState | None = None) -> LMState:
         """Return the state after a text, or ids, that follows those of `state`; None: the beginning."""
         ids = self.ids(text, starts=state is None)
         loop = self._loop(state or self.state(), len(ids))
@@ -111,7 +114,7 @@ class LM:
 
     def generate(
         self,
-        prompt: str | Ids = "",
+        prompt: str | bytes | Ids = "",
         *,
         max_new_tokens: int = 256,
         state: LMState | None = None,
@@ -159,22 +162,20 @@ class Writing:
     def __init__(
         self,
         lm: LM,
-        prompt: str | Ids,
+        prompt: str | bytes | Ids,
         state: LMState | None,
         max_new_tokens: int,
         stop: Sequence[str],
         sampling: Sampling,
         seed: int | None,
     ):
-        if lm._decode is None:
-            raise ValueError("this model was loaded without a tokenizer, so it writes no text; load(…, tokenizer=…).")
         opened, ids = lm.opened, lm.ids(prompt, starts=state is None)
         before = lm.state() if state is None else state
         seed = secrets.randbits(63) if seed is None else seed
         draw = row_sampler(sampling, opened.config.vocab_size, seed=seed, prompt=ids.tolist())
         self._lm, self.ids, self._ends = lm, list[int](), opened.end_ids
         self._context = [*before.recent, *ids[-KEEP:].tolist()]
-        self._text = TextStream(lm._decode, self._context, stop)
+        self._text = TextStream(lm.decode, self._context, stop)
         self._loop = lm._loop(before, len(ids) + max_new_tokens)
         with lm._threads():
             self._loop.read(ids[None])
@@ -206,13 +207,6 @@ class Writing:
         return LMState(copy_of(self._loop.state), self._loop.logits, recent)
 
 
-def first_ids(tokenizer: Any) -> list[int]:
-    """Return the tokens that a tokenizer puts before each text, such as a mark of its beginning."""
-    encoding = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)
-    is_special = encoding.special_tokens_mask
-    return [encoding.ids[i] for i in range(is_special.index(0) if 0 in is_special else 0)]
-
-
 def load(
     source: str | Path | nn.Module,
     weights: str | None = None,
@@ -220,19 +214,29 @@ def load(
     threads: int | None = None,
     tokenizer: Any = None,
     report: Log = silent,
+    **opening: Any,
 ) -> LM:
-    """Open a language model to run it on the CPU: a folder in Hugging Face's layout, or a model that lives already.
+    """Open a language model to run it: a folder in Hugging Face's layout, or a model that lives already.
 
         lm = tarnn.load("Qwen3.5-0.8B", weights="int8")
 
     weights: how its step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved. threads: None: torch's number.
     tokenizer: of a live model; a folder has its own. report: called with lines on what the folder has and the model does not use.
+    opening: more arguments of `open_step`.
 
-    Raises UserError, a ValueError, for a folder that holds no such model, with the reason.
+    Raises UserError, a ValueError, for a folder that holds no such model, with the reason, and Refusal, another, where weights
+    are given and there is no step for them.
     """
-    opened = open_step(source, weights, report=report)
+    opened = open_step(source, weights, report=report, **opening)
     if tokenizer is None and not isinstance(source, nn.Module):
-        from tarnn.tasks.checkpoint import open_tokenizer
-
-        tokenizer = open_tokenizer(source)
+        tokenizer = tokenizer_in(Path(source), opened.config.vocab_size)
     return LM(opened, tokenizer, threads)
+
+
+def tokenizer_in(folder: Path, vocab_size: int) -> Any:
+    """Open the tokenizer of a folder; one without, for 256 tokens, is of bytes. Raises UserError where there is none."""
+    from tarnn.tasks.checkpoint import SavedTokenizer, open_tokenizer
+
+    if vocab_size == 256 and not (folder / "tokenizer.json").is_file():
+        return SavedTokenizer(byte_tokenizer().backend_tokenizer, None, None)
+    return open_tokenizer(folder)

@@ -17,6 +17,7 @@ from tarnn.data.tensor_file import fingerprint_of
 from tarnn.decoding.choice import fastest_step
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
+from tarnn.decoding.parts import Attention
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.state_file import fingerprint
 from tarnn.errors import UserError
@@ -97,7 +98,7 @@ def open_step(
 ) -> Opened:
     """Open the model in a folder, or one that lives already.
 
-    weights: how the step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved, with 16 bits as bfloat16.
+    weights: how the step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved, float16 as float32.
     dtype, device, track: for tarnn's own models, as `open_model` takes them. report: called with lines on what is unused.
 
     Raises UserError for a folder without a model that can be run, with the reason, and Refusal where weights are given and the
@@ -114,10 +115,12 @@ def open_step(
         if not isinstance(model, TextModel):
             raise UserError(f"{folder} holds a model of images; expected one of text. `tarnn generate {folder}` draws.")
         return _of_own(model, weights)
+    sampling = sampling_of(folder / "generation_config.json")
+    if fields.get(CONVERTED) is not None:
+        return replace(_of_converted(folder, dtype, device, weights), sampling=sampling)
     from tarnn.conversion.causal import open_causal
 
-    opened = _of_transformers(open_causal(folder, converted=fields.get(CONVERTED) is not None, report=report), weights)
-    return replace(opened, sampling=sampling_of(folder / "generation_config.json"))
+    return replace(_of_transformers(open_causal(folder, report), weights), sampling=sampling)
 
 
 def _of_own(model: TextModel, weights: str | None) -> Opened:
@@ -145,12 +148,11 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
     from tarnn.conversion.causal import classes_of
 
     config, dtype = model.config, model.dtype
-    weights = weights or ("float32" if dtype == torch.float32 else "bfloat16")
+    weights = weights or ("bfloat16" if dtype == torch.bfloat16 else "float32")
     try:
         step = FusedStep(model.float(), weights, classes=classes_of(model))
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
-    heads = next(x for name in HEADS if (x := getattr(config, name, None)) is not None)
     ends = model.generation_config.eos_token_id
     return Opened(
         model,
@@ -162,21 +164,51 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
         config.to_dict(),
         weights,
         dtype,
-        2 * config.num_hidden_layers * heads * config.head_dim * dtype.itemsize,
+        key_bytes(config, dtype),
         frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         getattr(config, "pad_token_id", None) or 0,
         about=(f"fused step ({weights} weights)",),
     )
 
 
+def _of_converted(folder: Path, dtype: torch.dtype | None, device: torch.device | str, weights: str | None) -> Opened:
+    from tarnn.conversion.text import open_text
+
+    text = open_text(folder, dtype=dtype, device=torch.device(device), weights=weights)
+    model: Any = text.model
+    step, name = text.fastest_step
+    return Opened(
+        model,
+        step,
+        text.prefill,
+        text.new_state,
+        Limits(text.config.vocab_size, text.config.max_position_embeddings),
+        type(model).__name__,
+        model.config.to_dict(),
+        getattr(step, "weights", None),
+        model.dtype,
+        key_bytes(model.config, model.dtype),
+        text.end_ids,
+        text.pad_id,
+        about=(name, text.about),
+    )
+
+
+def key_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of the keys and values of one token, with softmax in each layer."""
+    heads = next(x for name in HEADS if (x := getattr(config, name, None)) is not None)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize)
+
+
 HEADS = ("num_key_value_heads", "num_attention_heads", "num_heads")  # of keys, by the first name that a config has
 
 
-def new_state(step: Any, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
+def new_state(step: FusedStep, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
     """Make the state before the first token of a fused step: zeros, and caches with room for `capacity` tokens."""
     layers: list[State] = []
     for x in step.attentions:
-        if getattr(x, "hybrid", None) is not None:
+        if isinstance(x, Attention) and x.hybrid is not None:
             layers += x.hybrid.new_states(x.heads[2], x.num_features, rows, capacity)
         elif isinstance(row := x.new_state(), KVCache):
             sizes = rows, row.k.shape[1], capacity, row.k.shape[3]

@@ -40,6 +40,11 @@ def fingerprint(model: TextModel) -> str:
     return fingerprint_of(model, {k: x for k, x in config.items() if k not in LATER or x != LATER[k]})
 
 
+def key_of(model: Any) -> str:
+    """Return the fingerprint of a `TextModel`, or of what `open_step` opened."""
+    return fingerprint(model) if isinstance(model, TextModel) else model.fingerprint
+
+
 class SavedState(NamedTuple):
     """The contents of a state file, on the model's device."""
 
@@ -48,27 +53,26 @@ class SavedState(NamedTuple):
     recent: list[int]
 
 
-def save_state(
-    path: str | Path, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
-) -> int:
+def save_state(path: str | Path, model: Any, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]) -> int:
     """Write the state, the next token's logits and the last tokens; return the file's size in bytes.
+
+    model: a `TextModel`, or what `open_step` opened.
 
     Atomic: a file that was there stays until the new one is complete. Raises UserError where it can't be written.
     """
     tensors = state.tensors() | {"logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
     seen = str(int(state.position.max()))
-    return save(path, tensors, fingerprint(model), tokens_seen=seen)
+    return save(path, tensors, key_of(model), tokens_seen=seen)
 
 
-def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedState:
+def load_state(path: str | Path, model: Any, *, room: int = 0) -> SavedState:
     """Read what `save_state` wrote. `room`: tokens that caches must still be able to hold.
 
     Raises UserError (a ValueError) for a file that is missing, cut short, no state, changed since it was written, of
     another version of the format or of another model.
     """
-    tensors = load(path, fingerprint(model), writer=f"`tarnn generate --state-out {path}`").tensors
-    device = next(model.parameters()).device
-    tensors = {name: x.to(device) for name, x in tensors.items()}
+    tensors = load(path, key_of(model), writer=f"`tarnn generate --state-out {path}`").tensors
+    tensors = {name: x.to(model.device) for name, x in tensors.items()}
     logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
     empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors, model))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.tokenizers import byte_characters, encode
+from tarnn.decoding.prompt import first_ids, separator_of
 from tarnn.errors import UserError
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.model import ServedModel
@@ -40,7 +41,7 @@ async def prompt_ids(model: ServedModel, prompt: str | Ids, param: str, *, most:
     """Return the ids of one prompt, at most `most`. goes_on: from a state, so that the prompt may be empty."""
     if isinstance(prompt, str):
         ids = await text_ids(model, prompt, param)
-        ids = ids if len(ids) or goes_on else start_ids(model)
+        ids = ids if goes_on else np.concatenate([start_ids(model, empty=not len(ids)), ids])
     else:
         ids, size = prompt, model.model.config.vocab_size
         if wrong := [x for x in (int(ids.min(initial=0)), int(ids.max(initial=0))) if not 0 <= x < size]:
@@ -86,13 +87,14 @@ def text_of(model: ServedModel, ids: Ids) -> str:
     return str(model.tokenizer.backend_tokenizer.decode_batch([ids.tolist()], skip_special_tokens=False)[0])
 
 
-def start_ids(model: ServedModel) -> Ids:
-    """Return the ids of an empty prompt: the separator that documents begin with."""
-    tokenizer = model.tokenizer
-    separator = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    if separator is None:
-        raise bad("The prompt is empty, and this model has no token that begins a text. Give a prompt.", "prompt")
-    return np.array([separator], np.int32)
+def start_ids(model: ServedModel, *, empty: bool) -> Ids:
+    """Return the ids that begin a text; of an empty one at least the separator that documents begin with."""
+    ids = first_ids(model.tokenizer)
+    if empty and not ids:
+        if (separator := separator_of(model.tokenizer)) is None:
+            raise bad("The prompt is empty, and this model has no token that begins a text. Give a prompt.", "prompt")
+        ids = [separator]
+    return np.array(ids, np.int32)
 
 
 def num_prompts(prompt: Any) -> int:

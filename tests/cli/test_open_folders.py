@@ -1,0 +1,56 @@
+"""The commands on folders of transformers' language models."""
+
+import json
+
+import pytest
+import torch
+from support.open_folders import make_folder
+
+import tarnn
+
+
+@pytest.fixture(scope="module", params=["Qwen3.5", "Llama"])
+def folder(request, tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("folders") / "tiny", request.param)
+
+
+def test_generate_writes_what_load_writes(command, folder):
+    line = ("generate", folder, "--prompt", "Call me", "--max-new-tokens", 30, "--seed", 7)
+    outcome = command(*line)
+    assert outcome.out == "".join(tarnn.load(folder).generate("Call me", max_new_tokens=30, seed=7))
+    assert "temperature 1, top-k off, top-p 1, seed 7" in outcome.err
+    assert "fused step (float32 weights)" in outcome.err
+    assert "fused step (int8 weights)" in command(*line, "--weights", "int8").err
+
+
+def test_a_book_is_read_once(command, folder, tmp_path):
+    """A state is saved and continued, to the bit; another model's is refused."""
+    line = ("generate", folder, "--greedy", "--quiet", "--max-new-tokens")
+    whole = command(*line, 12, "--prompt", "Call me")
+    first = command(*line, 5, "--prompt", "Call me", "--state-out", tmp_path / "s")
+    rest = command(*line, 7, "--state-in", tmp_path / "s")
+    assert (whole.code, first.out + rest.out) == (0, whole.out)
+    other = make_folder(tmp_path / "other", "Qwen3")
+    assert command("generate", other, "--state-in", tmp_path / "s").is_refusal("was saved by another model")
+
+
+def test_it_samples_as_the_folder_says(command, tmp_path):
+    made = make_folder(tmp_path / "tiny", "Qwen3")
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [257, 259]}
+    (made / "generation_config.json").write_text(json.dumps(settings))
+    line = ("generate", made, "--prompt", "x", "--max-new-tokens", 3, "--seed", 1)
+    assert "temperature 0.6, top-k 20, top-p 0.95, seed 1" in command(*line).err
+    assert "temperature 2, top-k 20, top-p 0.95, seed 1" in command(*line, "--temperature", 2).err
+    assert "; greedy" in command(*line, "--greedy").err
+
+
+def test_what_cannot_run_is_refused_in_a_sentence(command, tmp_path):
+    config = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert command("generate", tmp_path, "--prompt", "a").is_refusal("'gpt_neox'", "Llama, Mamba-2, Mistral")
+    window = make_folder(tmp_path / "window", "Mistral", sliding_window=16)
+    assert command("generate", window, "--prompt", "a").is_refusal("can't be run by tarnn", "sliding window")
+    scaled = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    long = make_folder(tmp_path / "long", "Llama", torch.bfloat16, rope_parameters=scaled)
+    assert command("generate", long, "--prompt", "a").is_refusal("positions of another kind (yarn)")
+    assert command("generate", window, "--prompt", "a", "--class-label", 1).is_refusal("model of text")
