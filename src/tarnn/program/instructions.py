@@ -74,13 +74,15 @@ class Instruction:
 class Program:
     """A model: instructions in their order, the size of each register per token, and the states.
 
-    The last instruction is the head; its output is the logits (or parameters). limit: positions from 0 to below it, None: any.
+    The last instruction is the head; its output is the logits (or parameters). layers: the kinds of the parts of its
+    `ModelState`, those without a tensor as well. limit: positions from 0 to below it, None: any.
     facts: what the program's family says of the model besides (vocabulary, end ids …), plain data.
     """
 
     instructions: tuple[Instruction, ...]
     registers: tuple[int, ...]
     states: tuple[StateSpec, ...]
+    layers: tuple[str, ...] = ()
     limit: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 

@@ -100,12 +100,13 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.registers: list[int] = []
         self.states: list[StateSpec] = []
-        self.num_layers, self.limit, self.facts = 0, limit, facts
+        self.layers: list[str] = []
+        self.limit, self.facts = limit, facts
 
     def state(self, kind: str) -> LayerState:
-        """Begin the state of a layer. kind: the name of its class, as `tarnn.program.state.CLASSES` has them."""
-        self.num_layers += 1
-        return LayerState(self, self.num_layers - 1, kind)
+        """Begin the state of a layer, which may have no field. kind: a name of `tarnn.program.state.CLASSES`."""
+        self.layers.append(kind)
+        return LayerState(self, len(self.layers) - 1, kind)
 
     def embed(
         self,
@@ -113,23 +114,27 @@ class Recorder:
         *,
         scale: float = 1.0,
         places: Float[Tensor, "p m"] | None = None,
-        extra: bool = False,
+        sinusoidal: int = 0,
+        classes: Float[Tensor, "c n"] | None = None,
         width: int | None = None,
     ) -> Register:
-        """Embed: tokens[id]·scale + places[position] + extra row, `width` numbers per token (default n).
+        """Embed: (tokens[id] + classes[class])·scale + places[position], `width` numbers per token (default n).
 
-        Narrower tokens fill the first channels, narrower places the last; zeros elsewhere. extra: each call brings a
-        row per token that is added (a class, or a position that a formula gives).
+        Narrower tokens and classes fill the first channels, narrower places the last; zeros elsewhere. sinusoidal: so many
+        channels of places, by the formula and not from a table. For these and for classes each call brings a row per token
+        that is added: `tarnn.program.extra` makes them.
         """
         width = width or tokens.shape[1]
-        weights = {"tokens": tokens} | ({} if places is None else {"places": places})
-        return self.add("embed", (), [(1, width)], weights, {"scale": scale, "extra": extra})[0]
+        numbers = {"scale": scale, "sinusoidal": sinusoidal, "extra": sinusoidal > 0 or classes is not None}
+        weights = _some(tokens=tokens, places=places, classes=classes)
+        return self.add("embed", (), [(1, width)], weights, numbers)[0]
 
     def head(self, x: Register, weight: Float[Tensor, "o n"], bias: Tensor | None = None) -> Program:
         """End the program with a product whose rows are put out: of the last token of each sequence, or of all."""
         _check(weight.shape[1] == x.size, f"the head reads {weight.shape[1]} numbers, and gets {x.size}")
         self.add("head", (x,), [(1, len(weight))], _some(weight=weight, bias=bias))
-        return Program(tuple(self.instructions), tuple(self.registers), tuple(self.states), self.limit, self.facts)
+        instructions, states = tuple(self.instructions), tuple(self.states)
+        return Program(instructions, tuple(self.registers), states, tuple(self.layers), self.limit, self.facts)
 
     def binary(self, kind: str, a: Register, b: Any) -> Register:
         """Record a + b or a·b."""
@@ -258,6 +263,7 @@ def linear(
     k_scale: Register | None = None,
     denominator: tuple[Register, Register] | None = None,
     normalize: bool = True,
+    keep_z: bool = True,
     eps: float = 0.0,
 ) -> Register:
     """Attend linearly: S ← e^d S + e^w k vᵀ, z ← e^d z + e^w k, o = qᵀS / (qᵀz + eps), over features.
@@ -266,15 +272,16 @@ def linear(
 
     Heads: q has as many as k or a multiple, or v has a multiple of k's (grouped values); a state for each of max(k, v) heads.
     log_decay d ≤ 0: a weight (heads,), a register (heads, 1), or one for each feature (heads, f). k_scale w, q_scale u
-    (heads, 1): logarithms kept apart; with w the state has a maximum M. denominator: other q and k, for z alone. eps 0:
-    the default.
+    (heads, 1): logarithms kept apart; with w the state has a maximum M. denominator: other q and k, for z alone. keep_z:
+    whether the state has z, which only `normalize` needs. eps 0: the default.
     """
     n, (f, e) = max(k.heads, v.heads), (k.width, v.width)
     fits = q.width == f and (
         (q.heads % k.heads == 0 and v.heads == k.heads) or (q.heads == k.heads and n % k.heads == 0)
     )
     _check(fits, _three("linear", q, k, v))
-    inputs, numbers = [q, k, v], {"normalize": normalize, "eps": eps}
+    _check(keep_z or not (normalize or k_scale), "a state without z has no denominator")
+    inputs, numbers = [q, k, v], {"normalize": normalize, "keep_z": keep_z, "eps": eps}
     for name, some in (("decay", log_decay), ("q_scale", q_scale), ("k_scale", k_scale)):
         if isinstance(some, Register):
             numbers[name] = len(inputs)
@@ -283,7 +290,9 @@ def linear(
         numbers["denominator"] = len(inputs)
         inputs += denominator
     weights = {"log_decay": log_decay} if isinstance(log_decay, Tensor) else {}
-    states = [state.add("S", n, f, e), state.add("z", n, f)]
+    states = [state.add("S", n, f, e)]
+    if keep_z:
+        states.append(state.add("z", n, f))
     if k_scale is not None:
         states.append(state.add("M", n, fill=float("-inf")))
     return q.record.add("linear", inputs, [(max(q.heads, n), e)], weights, numbers, states)[0]
