@@ -7,9 +7,14 @@ namespace tarnn {
 namespace TARNN_ISA {
 
 /// A vector from or to a row of which only `there` more numbers are there.
+template <typename Format>
+TARNN_INLINE Vec<typename Format::Wide> read_as(const typename Format::Stored* p, Index there) {
+  return there < width<typename Format::Wide> ? load_some<Format>(p, 1, there) : Format::load(p);
+}
+
 template <typename T>
 TARNN_INLINE Vec<T> read(const T* p, Index there) {
-  return there < width<T> ? load_some<Same<T>>(p, 1, there) : load(p);
+  return read_as<Same<T>>(p, there);
 }
 
 template <typename T>

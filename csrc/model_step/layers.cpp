@@ -252,11 +252,19 @@ class Sweep {
     }, row);
   }
 
+  template <typename Format>
+  void read_token(Index id, float* x) {
+    const auto* from = static_cast<const typename Format::Stored*>(s_.tokens) + id * s_.token_width;
+    for (Index j = 0; j < s_.token_width; j += width<float>) store(x + j, read_as<Format>(from + j, s_.token_width - j) * s_.token_scale);
+  }
+
   void embed(Index i) {
     const Index row = begin_ + i, n = s_.hidden, position = s_.position(row), place = smaller(position, s_.num_places - 1);
     float* x = at_.x + i * at_.ld;
     clear(x, at_.ld);
-    std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
+    if (s_.token_type == Type::bfloat16) read_token<Bfloat16>(s_.ids[row], x);
+    else if (s_.token_type == Type::float16) read_token<Float16>(s_.ids[row], x);
+    else read_token<Same<float>>(s_.ids[row], x);
     if (s_.places) for (Index j = 0; j < n; ++j) x[j] += s_.places[place * n + j];
     if (s_.extra) for (Index j = 0; j < n; ++j) x[j] += s_.extra[row * n + j];
     if (s_.pre_norm) put_stream(first_norm(s_.num_layers ? &s_.layers[0] : nullptr), i);

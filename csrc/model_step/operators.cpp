@@ -187,8 +187,19 @@ void clear_slots(const Stack& s, const std::vector<Layer>& layers) {
   }
 }
 
+constexpr const char* other_tables = "the tables of tokens and positions are not those of the plan's model.";
+
+/// The table of embeddings: float32, bfloat16 or float16, and not wider than what enters the first layer.
+void give_tokens(Stack& s, const Tensor& tokens, double scale) {
+  if (tokens.dim() != 2) throw std::runtime_error(other_tables);
+  s.tokens = tokens.const_data_ptr(), s.token_type = tokens.scalar_type(), s.token_scale = static_cast<float>(scale);
+  s.num_tokens = tokens.size(0), s.token_width = tokens.size(1);
+  const bool in_a_row = (s.token_width < 2 || tokens.stride(1) == 1) && (s.num_tokens < 2 || tokens.stride(0) == s.token_width);
+  if (s.token_width > s.hidden || s.token_type == Type::float64 || !in_a_row) throw std::runtime_error(other_tables);
+}
+
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
-           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, Maybe starts, Maybe slots, bool every) {
+           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, Maybe starts, Maybe slots, bool every, double scale) {
   for (const Tensor* x : {&ids, &positions, &plan, &lengths, starts ? &*starts : &ids, slots ? &*slots : &ids})
     if (!x->has_int64()) throw std::runtime_error("ids, positions, the plan, lengths, starts and slots must be int64.");
   Lists lists;
@@ -199,17 +210,16 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   s.positions = static_cast<const Index*>(positions.const_data_ptr());
   give_rows(s, starts, slots, lists);
   States(states, lengths).give(s, layers, lists.own_caches);
-  s.num_tokens = tokens.size(0);
+  give_tokens(s, tokens, scale);
   s.num_places = places ? places->size(0) : 0;
   s.ids = static_cast<const Index*>(ids.const_data_ptr());
-  s.tokens = static_cast<const float*>(tokens.const_data_ptr());
   s.places = floats(places), s.extra = floats(extra);
   s.out = static_cast<float*>(out.mutable_data_ptr());
   s.all = every;
   const bool no_places = places && (s.num_places < 1 || places->numel() != s.num_places * s.hidden);
-  if (tokens.numel() != s.num_tokens * s.hidden || no_places || (extra && extra->numel() != s.num_rows * s.hidden) ||
+  if (no_places || (extra && extra->numel() != s.num_rows * s.hidden) ||
       out.numel() != (every ? s.num_rows : s.b) * s.head.outputs)
-    throw std::runtime_error("the tables of tokens and positions are not those of the plan's model.");
+    throw std::runtime_error(other_tables);
   for (Index i = 0; i < s.num_rows; ++i)
     if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
       throw std::runtime_error("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
@@ -240,7 +250,7 @@ void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
-        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, Tensor? starts, Tensor? slots, bool every) -> ()");
+        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, Tensor? starts, Tensor? slots, bool every, float scale) -> ()");
   m.def("large_pages(Tensor bytes) -> ()");
   m.def("plan_version() -> int");
 }

@@ -10,35 +10,43 @@ namespace {
 
 constexpr int w = width<float>;
 
-/// Inputs k … k + w − 1 of w outputs, a vector per input.
-TARNN_INLINE void load_inputs(const float* const* rows, Index k, Index inputs, Vec<float> (&x)[w]) {
-  unrolled<w>([&](auto i) TARNN_LAMBDA { x[i] = rows[i] ? read(rows[i] + k, inputs - k) : Vec<float>{}; });
+/// Inputs k … k + w − 1 of one output.
+template <typename From>
+TARNN_INLINE Vec<float> read_row(const void* row, Index k, Index inputs) {
+  return read_as<From>(static_cast<const typename From::Stored*>(row) + k, inputs - k);
+}
+
+/// The same of w outputs, a vector per input.
+template <typename From>
+TARNN_INLINE void load_inputs(const void* const* rows, Index k, Index inputs, Vec<float> (&x)[w]) {
+  unrolled<w>([&](auto i) TARNN_LAMBDA { x[i] = rows[i] ? read_row<From>(rows[i], k, inputs) : Vec<float>{}; });
   transpose_lanes<float>(x);
 }
 
-template <typename Stored>
-void pack_floats(const Packing& p, const float* const* rows, char* at) {
-  auto to = reinterpret_cast<typename Stored::Stored*>(at);
+template <typename From, typename To>
+void pack_floats(Index inputs, const void* const* rows, char* at) {
+  auto to = reinterpret_cast<typename To::Stored*>(at);
   for (Index o = 0; o < panel; o += w)
-    for (Index k = 0; k < p.inputs; k += w) {
+    for (Index k = 0; k < inputs; k += w) {
       Vec<float> x[w];
-      load_inputs(rows + o, k, p.inputs, x);
-      for (Index i = 0, n = smaller(w, p.inputs - k); i < n; ++i) Stored::store(to + (k + i) * panel + o, x[i]);
+      load_inputs<From>(rows + o, k, inputs, x);
+      for (Index i = 0, n = smaller(w, inputs - k); i < n; ++i) To::store(to + (k + i) * panel + o, x[i]);
     }
 }
 
 /// A row as whole numbers from −127 to 127, zeros behind it; its factor, and the sum of what it stands for.
-void round_row(const float* row, Index inputs, std::int8_t* to, float& scale, float& total) {
+template <typename From>
+void round_row(const void* row, Index inputs, std::int8_t* to, float& scale, float& total) {
   Vec<float> most{};
   for (Index k = 0; k < inputs; k += w) {
-    const Vec<float> x = read(row + k, inputs - k), size = x < 0 ? -x : x;
+    const Vec<float> x = read_row<From>(row, k, inputs), size = x < 0 ? -x : x;
     most = size > most ? size : most;
   }
   scale = largest<float>(most) / 127.f;
   const float per_scale = scale > 0 ? 1.f / scale : 0.f;
   Integers<float> sum{};
   for (Index k = 0; k < inputs; k += w) {
-    const Integers<float> whole = bit_cast<Integers<float>>(read(row + k, inputs - k) * per_scale + 12582912.f) - 0x4B400000;
+    const Integers<float> whole = bit_cast<Integers<float>>(read_row<From>(row, k, inputs) * per_scale + 12582912.f) - 0x4B400000;
     typedef std::int8_t Narrow __attribute__((vector_size(TARNN_VECTOR_BYTES / 4)));
     const Narrow narrow = __builtin_convertvector(whole, Narrow);
     std::memcpy(to + k, &narrow, sizeof narrow);
@@ -50,16 +58,15 @@ void round_row(const float* row, Index inputs, std::int8_t* to, float& scale, fl
 }
 
 /// Four inputs are a word, and words lie as numbers of float32 do.
-void pack_int8(const Packing& p, const float* const* rows, char* at, float* scale, float* sums, std::int8_t* bytes, Index ld) {
-  const float* words[panel];
+template <typename From>
+void pack_int8(Index inputs, const void* const* rows, char* at, float* scale, float* sums, std::int8_t* bytes, Index ld) {
+  const void* words[panel];
   for (Index o = 0; o < panel; ++o) {
-    words[o] = rows[o] ? reinterpret_cast<const float*>(bytes + o * ld) : nullptr;
+    words[o] = rows[o] ? bytes + o * ld : nullptr;
     scale[o] = sums[o] = 0;
-    if (rows[o]) round_row(rows[o], p.inputs, bytes + o * ld, scale[o], sums[o]);
+    if (rows[o]) round_row<From>(rows[o], inputs, bytes + o * ld, scale[o], sums[o]);
   }
-  Packing of_words = p;
-  of_words.inputs = (p.inputs + 3) / 4;
-  pack_floats<Same<float>>(of_words, words, at);
+  pack_floats<Same<float>, Same<float>>((inputs + 3) / 4, words, at);
 }
 
 /// The least and most of four bits.
@@ -91,15 +98,16 @@ TARNN_INLINE Vec<float> best_factor(const Vec<float> (&x)[group]) {
   return best;
 }
 
-void pack_int4(const Packing& p, const float* const* rows, char* at, float* sums) {
+template <typename From>
+void pack_int4(Index inputs, const void* const* rows, char* at, float* sums) {
   for (Index o = 0; o < panel; o += w) {
     Vec<float> total{};
     char* to = at;
-    for (Index k = 0; k < p.inputs; k += group, to += group_bytes) {
+    for (Index k = 0; k < inputs; k += group, to += group_bytes) {
       Vec<float> x[group]{};
-      for (Index i = 0; i < group && k + i < p.inputs; i += w) {
+      for (Index i = 0; i < group && k + i < inputs; i += w) {
         Vec<float> some[w];
-        load_inputs(rows + o, k + i, p.inputs, some);
+        load_inputs<From>(rows + o, k + i, inputs, some);
         unrolled<w>([&](auto j) TARNN_LAMBDA { x[i + j] = some[j]; });
       }
       const Vec<float> factor = best_factor(x), per_factor = factor != 0 ? 1.f / factor : Vec<float>{};
@@ -123,17 +131,24 @@ Index bytes_of_row(Index inputs) { return whole<float>(inputs) + TARNN_VECTOR_BY
 
 std::size_t room(Index inputs) { return static_cast<std::size_t>(panel * bytes_of_row(inputs)); }
 
-void pack(const Packing& p, Index index, void* scratch) {
-  const float* const* rows = p.rows + index * panel;
+template <typename From>
+void pack_as(const Packing& p, Index index, void* scratch) {
+  const void* const* rows = p.rows + index * panel;
   char* at = p.at + index * bytes_of_panel(p.format, p.inputs);
   float* sums = p.sums + index * panel;
   switch (p.format) {
-    case Format::float32: return pack_floats<Same<float>>(p, rows, at);
-    case Format::bfloat16: return pack_floats<Bfloat16>(p, rows, at);
+    case Format::float32: return pack_floats<From, Same<float>>(p.inputs, rows, at);
+    case Format::bfloat16: return pack_floats<From, Bfloat16>(p.inputs, rows, at);
     case Format::int8:
-      return pack_int8(p, rows, at, p.scale + index * panel, sums, static_cast<std::int8_t*>(scratch), bytes_of_row(p.inputs));
-    case Format::int4: return pack_int4(p, rows, at, sums);
+      return pack_int8<From>(p.inputs, rows, at, p.scale + index * panel, sums, static_cast<std::int8_t*>(scratch), bytes_of_row(p.inputs));
+    case Format::int4: return pack_int4<From>(p.inputs, rows, at, sums);
   }
+}
+
+void pack(const Packing& p, Index index, void* scratch) {
+  if (p.stored == Type::bfloat16) return pack_as<Bfloat16>(p, index, scratch);
+  if (p.stored == Type::float16) return pack_as<Float16>(p, index, scratch);
+  pack_as<Same<float>>(p, index, scratch);
 }
 
 }  // namespace

@@ -6,10 +6,12 @@
 namespace tarnn {
 
 /// A matrix to be packed: for each output of its panels where its weights lie, null for none; and where it goes, as `Matrix` says.
+/// stored: the type of all its weights, float32, bfloat16 or float16.
 struct Packing {
   Format format;
+  Type stored;
   Index inputs;
-  const float* const* rows;
+  const void* const* rows;
   char* at;
   float *scale, *sums;
 };

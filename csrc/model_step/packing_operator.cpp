@@ -12,19 +12,19 @@ using namespace tarnn;
 constexpr Index worth_a_packer = 1 << 18;  // weights
 
 /// Where the weights of each output lie: one matrix after the other, or, in turns, a panel of each.
-std::vector<const float*> rows_of(const std::vector<Tensor>& weights, Index inputs, bool turns) {
-  std::vector<const float*> rows;
+std::vector<const void*> rows_of(const std::vector<Tensor>& weights, Type stored, Index inputs, bool turns) {
+  std::vector<const void*> rows;
   Index most = 0;
   for (const Tensor& x : weights) {
-    if (x.dim() != 2 || x.size(1) != inputs || x.scalar_type() != Type::float32 || (inputs > 1 && x.stride(1) != 1))
-      throw std::runtime_error("weights to be packed must be float32, of as many inputs each, side by side.");
+    if (x.dim() != 2 || x.size(1) != inputs || x.scalar_type() != stored || stored == Type::float64 || (inputs > 1 && x.stride(1) != 1))
+      throw std::runtime_error("weights to be packed must be float32, bfloat16 or float16, all of one type, of as many inputs each, side by side.");
     most = std::max(most, x.size(0));
   }
   const Index each = turns ? panel : most;
   for (Index begin = 0; begin < most; begin += each)
     for (const Tensor& x : weights)
       for (Index i = begin; i < (turns ? begin + each : x.size(0)); ++i)
-        rows.push_back(i < x.size(0) ? static_cast<const float*>(x.const_data_ptr()) + i * x.stride(0) : nullptr);
+        rows.push_back(i < x.size(0) ? static_cast<const char*>(x.const_data_ptr()) + i * x.stride(0) * bytes_of(stored) : nullptr);
   rows.resize(static_cast<std::size_t>(whole_panels(static_cast<Index>(rows.size()))));
   return rows;
 }
@@ -33,14 +33,15 @@ std::vector<const float*> rows_of(const std::vector<Tensor>& weights, Index inpu
 void pack(std::vector<Tensor> weights, bool turns, Index format, Tensor block, Index at, Index scale, Index sums) {
   if (weights.empty() || format < 0 || format > static_cast<Index>(Format::int4)) throw std::runtime_error("there is nothing to be packed.");
   const Index inputs = weights[0].size(1), bytes = block.numel();
-  const std::vector<const float*> rows = rows_of(weights, inputs, turns);
+  const Type stored = weights[0].scalar_type();
+  const std::vector<const void*> rows = rows_of(weights, stored, inputs, turns);
   const Index panels = static_cast<Index>(rows.size()) / panel, vector = panels * panel * static_cast<Index>(sizeof(float));
   char* begin = static_cast<char*>(block.mutable_data_ptr());
   const auto place = [&](Index from, Index size) {
     if (from < 0 || from % 64 || size > bytes - from) throw std::runtime_error("the block has no room for these weights.");
     return begin + from;
   };
-  Packing p{static_cast<Format>(format), inputs, rows.data(), nullptr, nullptr, nullptr};
+  Packing p{static_cast<Format>(format), stored, inputs, rows.data(), nullptr, nullptr, nullptr};
   p.at = place(at, panels * bytes_of_panel(p.format, inputs));
   if (p.format == Format::int8) p.scale = reinterpret_cast<float*>(place(scale, vector));
   if (p.format == Format::int8 || p.format == Format::int4) p.sums = reinterpret_cast<float*>(place(sums, vector));

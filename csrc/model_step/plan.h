@@ -9,7 +9,7 @@
 namespace tarnn {
 
 /// Of the order and meaning of a plan's numbers; `VERSION` in kernels/cpu/model_step.py is the same. Whoever changes one changes both.
-constexpr Index plan_version = 6;
+constexpr Index plan_version = 7;
 
 /// The model that a plan describes: all of a Stack but what goes in and out. Throws std::runtime_error for a plan of another
 /// version, cut short or too long, and for a number that is not possible or would lead beyond the block: whatever the plan

@@ -176,7 +176,11 @@ struct Stack {
   const Index* starts;                        // of each sequence its first row, and behind the last num_rows; null: likewise
   const Index* slots;                         // of each row: its place in the caches behind `length`; null: as it comes
   Index most_slots;                           // rows of the longest sequence, or one more than the largest slot
-  const float *tokens, *places, *extra;       // extra: (num_rows, hidden)
+  const void* tokens;                         // (num_tokens, token_width), of token_type; what is missing to hidden channels are zeros
+  Type token_type;
+  Index token_width;
+  float token_scale;                          // what is read of tokens is multiplied with
+  const float *places, *extra;                // extra: (num_rows, hidden)
   bool all;                                   // out is (num_rows, head.outputs); else of each sequence's last row, (b, head.outputs)
   float* out;
 

@@ -7,9 +7,11 @@ from support.families import FAMILIES, model_of
 from tarnn.conversion import constant_cache, set_options
 from tarnn.conversion.described import classes_of
 from tarnn.conversion.fused import new_states
+from tarnn.conversion.options import converted_layers
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import CACHE
+from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 from tarnn.models.state import ModelState
 
@@ -58,6 +60,23 @@ def read(model, ids, weights="float32"):
         logits.append(out)
     at_once, states[1] = step.prefill(ids, states[1], every=True)
     return torch.stack(logits, 1), at_once, states
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(family, kind, layers):
+    """layers: the type of what was converted."""
+    model = converted(family, **KINDS[kind]).bfloat16()
+    for layer in converted_layers(model).values():
+        layer.to(layers)
+    ids = torch.randint(99, (2, 12), generator=torch.Generator().manual_seed(1))
+    found, _, states = read(model, ids, None)
+    assert "caches have too" in why_not_fused(model)
+    expected, _, others = read(model.float(), ids, "bfloat16")
+    assert torch.equal(found, expected)
+    for x, y in zip(states[0].tensors().values(), others[0].tensors().values(), strict=True):
+        assert torch.equal(x, y)
 
 
 @torch.no_grad()

@@ -10,11 +10,15 @@ from support.linear_families import DELTA, FAMILIES as LINEAR, HEADS, TOKENS, li
 from transformers import DynamicCache
 
 import tarnn
-from tarnn.decoding.fused import refusal
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.huggingface.described import classes_of
 from tarnn.huggingface.described.gated_delta import CLASSES
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import as_called, cache_of
+from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
+from tarnn.models.state import ModelState
+from tarnn.ops import KVCache
 
 pytestmark = [
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
@@ -55,6 +59,30 @@ def test_the_same_text(model, tokens, way):
     assert tokens == [12, *[1] * 19]
     assert torch.equal(model.generate(x, **LONG), generated(model, x, None))
     assert tokens[20:] == [1] * 11  # by default after some tokens
+
+
+@torch.no_grad()
+def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
+    """By FusedStep; `generate` goes on by forward, and says so."""
+    assert why_not_fused(model) is None
+    logits = []
+    for weights in (None, "bfloat16"):
+        step = FusedStep(model.bfloat16() if weights is None else model.float(), weights, classes=classes_of(model))
+        assert step.weights == "bfloat16"
+        layers = (x.map(lambda y: torch.zeros(2, *y.shape[1:], device="cpu")) for x in step.new_row)
+        layers = tuple(x.with_room(40) if isinstance(x, KVCache) else x for x in layers)
+        state = ModelState(layers, torch.zeros(2, dtype=torch.int64))
+        logits.append(step.prefill(TOKENS[:2, :40], state, every=True)[0])
+    assert logits[0].std() > 0.05
+    assert torch.equal(*logits)
+
+
+def test_generate_of_a_model_in_bfloat16_says_why_it_computes_by_forward(model, tokens):
+    model.bfloat16()
+    with pytest.warns(UserWarning, match="by forward: its weights are torch.bfloat16"), fused_forward(model):
+        model.generate(TOKENS[:2, :12], **LONG)
+    assert not tokens
+    assert why_not_fused(model).startswith("its weights are torch.bfloat16")
 
 
 @torch.no_grad()

@@ -141,3 +141,42 @@ def test_large_pages_are_asked_for_unless_switched_off(compiled, monkeypatch, va
     block.vector(torch.ones(3))
     assert block.bytes().dtype == torch.uint8
     assert len(seen) == asked
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(5, 1), (64, 32), (131, 70), (300, 201)])
+def test_matrices_in_16_bits_are_packed_as_their_copies_in_float32(dtype, kind, in_turns, outputs, inputs):
+    """Of rows that lie apart, and of columns that do; numbers of every size that the type has, the smallest ones too."""
+    torch.manual_seed(inputs)
+    sizes = 2.0 ** torch.randint(-26, 8, (outputs, 1))
+    weights = [
+        (sizes * torch.randn(outputs, inputs + 9)).to(dtype)[:, 3 : inputs + 3],
+        torch.randn(inputs, outputs).to(dtype).mT,
+    ]
+    blocks = []
+    for cast in (lambda x: x, torch.Tensor.float):
+        block = Block()
+        block.products([(cast(x), None) for x in weights], kind, in_turns=in_turns)
+        blocks.append(block.bytes())
+    assert blocks[0].count_nonzero() > outputs * inputs / 4
+    assert torch.equal(*blocks)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_matrices_of_several_types_are_packed_as_float32():
+    products = [(torch.randn(3, 5).to(dtype), None) for dtype in (torch.bfloat16, torch.float32, torch.float64)]
+    blocks = [Block(), Block()]
+    blocks[0].products(products, "float32")
+    blocks[1].products([(torch.cat([x.float() for x, _ in products]), None)], "float32")
+    assert torch.equal(*(x.bytes() for x in blocks))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_other_types_are_refused_by_the_operator():
+    block = torch.zeros(2**16, dtype=torch.uint8)
+    for wrong in ([torch.ones(3, 5).double()], [torch.ones(3, 5), torch.ones(3, 5).half()]):
+        with pytest.raises(RuntimeError, match="all of one type"):
+            torch.ops.tarnn_cpu.pack(wrong, False, 0, block, 0, -1, -1)

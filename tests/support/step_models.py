@@ -1,7 +1,10 @@
 """Small models of every kind that the fused step supports, one a row."""
 
+import contextlib
+
 import torch
 
+from tarnn.attention import calibrating
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 TEXT = {
@@ -94,6 +97,19 @@ FUNCTIONS = ("relu", "exp", "abs", "sigmoid", "gelu", "cos")
 def text_model(**choices):
     torch.manual_seed(0)
     return moved(TarnnForCausalLM(TarnnConfig(**TEXT | choices)))
+
+
+def map_model(name, options, **choices):
+    """A model with this map, normalised where it can be, whose parameters from data are those of some."""
+    choices |= {"feature_map": name, "feature_map_options": {name: options}, "num_hidden_layers": 2}
+    choices |= {"max_position_embeddings": 64, "position": "learned"}
+    try:
+        model = text_model(**choices)
+    except ValueError:
+        model = text_model(**choices, normalize=False)
+    with contextlib.suppress(ValueError), torch.no_grad(), calibrating(model):
+        model(torch.randint(0, 97, (2, 60)))
+    return model
 
 
 def image_model(**choices):

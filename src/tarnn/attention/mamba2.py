@@ -124,7 +124,7 @@ class Mamba2Attention(RecurrentAttention):
             filters=self.filters,
             filter_bias=self.filter_bias,
             step_bias=self.dt_bias,
-            A=-self.A_log.exp(),
+            A=-self.A_log.float().exp(),
             D=self.D,
             norm=plan.add(self.norm),
             kept=self.filter_width - 1,

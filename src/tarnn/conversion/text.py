@@ -167,6 +167,6 @@ def fused_step(model: PreTrainedModel, weights: str | None) -> FusedStep | None:
     if weights is None and why_not_fused(model) is not None:
         return None
     try:
-        return FusedStep(model, weights or "float32", classes=classes_of(model))
+        return FusedStep(model, weights, classes=classes_of(model))
     except Refusal as error:
         raise UserError(f"--weights is not possible here: {error.__cause__}. Leave --weights out.") from error

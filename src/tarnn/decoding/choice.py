@@ -22,12 +22,12 @@ def fastest_step(model: Any, *, weights: str | None = None, most_places: int = M
 
         loop.step = fastest_step(model).step
 
-    weights: how a fused step keeps them, float32 by default; most_places: see `FusedStep`.
+    weights, most_places: see `FusedStep`.
 
     Raises Refusal, a ValueError, where weights are given and there is no fused step.
     """
     try:
-        fused = FusedStep(model, weights or "float32", most_places)
+        fused = FusedStep(model, weights, most_places)
         return ChosenStep(fused, f"fused step ({fused.weights} weights)")
     except Refusal as error:
         if weights is not None:

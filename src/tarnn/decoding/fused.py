@@ -20,11 +20,12 @@ from tarnn.decoding.plan import OldKernels, Plan, Refusal
 from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS, VERSION, run, version_read
+from tarnn.kernels.cpu.model_step import FORMATS, STORED, VERSION, run, version_read
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, State as LayerState
+from tarnn.ops.softmax.cache import RowCaches
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
@@ -45,8 +46,9 @@ def refusal(model: nn.Module, classes: Classes | None = None, *, anywhere: bool 
 def plan_of(model: nn.Module, classes: Classes | None, *, anywhere: bool = False) -> Plan:
     """The plan of this model. Raises Refusal where there is no fused step; arguments as in `refusal`."""
     weights = [] if anywhere else list(model.parameters())
-    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in weights):
-        raise Refusal("it computes in float32 on a CPU, and this model is elsewhere or of another type")
+    if other := [p for p in weights if p.device.type != "cpu" or p.dtype not in STORED]:
+        types = ", ".join(str(x).removeprefix("torch.") for x in (torch.float32, torch.bfloat16, torch.float16))
+        raise Refusal(f"its weights must be of {types}, on a CPU; some are {other[0].dtype}, on {other[0].device}")
     if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
         raise Refusal("its weights are sharded, or kept in another way than as numbers")
     plan = Plan(model, classes)
@@ -67,9 +69,11 @@ class FusedStep:
         parameters, state = step.prefill(prompt_ids, state)  # as model.prefill
         parameters, state = step(token_ids, state)  # as model.step; inplace=True writes into the state
 
-    weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
-    With int8 and int4, rows of activations become bytes too (see `tarnn.kernels.cpu.model_step`), and the head is bfloat16.
+    weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them, states and all else are
+    float32. None: bfloat16 for a model in bfloat16, else float32, so that no weight is rounded. With int8 and int4, rows of
+    activations become bytes too (see `tarnn.kernels.cpu.model_step`), and the head is bfloat16.
     most_places: sinusoidal positions that are kept in a table; where a model has more, each step computes its own.
+    copy_tokens: False shares the table of embeddings, which stays in the model's type, with a model that is written no more.
     classes: descriptions of modules that don't describe themselves (see `tarnn.decoding.plan`).
 
     The copy is made here, once, and never follows the model: a step goes on with the weights of its making, whatever
@@ -80,20 +84,27 @@ class FusedStep:
     """
 
     def __init__(
-        self, model: nn.Module, weights: str = "float32", most_places: int = MOST_PLACES, classes: Classes | None = None
+        self,
+        model: nn.Module,
+        weights: str | None = None,
+        most_places: int = MOST_PLACES,
+        classes: Classes | None = None,
+        *,
+        copy_tokens: bool = True,
     ):
-        if weights not in FORMATS:
+        if weights is not None and weights not in FORMATS:
             raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
         self.model: Any = model
-        self.weights = weights
         with torch.no_grad():
             try:
                 plan = plan_of(model, classes)
             except Refusal as reason:
                 raise Refusal(f"there is no fused step for this model: {reason}. Use model.step.") from reason
-            self.packed_plan, self.packed_weights = pack(plan, weights)
+            self.weights = weights or default_format(plan)
+            self.packed_plan, self.packed_weights = pack(plan, self.weights)
             self.hidden, self.scale, self.limit = plan.head.weight.shape[1], plan.scale, plan.limit
-            self.tokens = self._wide(plan.tokens * plan.scale)
+            self.tokens = plan.tokens.clone() if copy_tokens else plan.tokens.detach()
+            self._narrow = any(x.dtype != torch.float32 for x in model.parameters())
             self.places, self._place_of = self._place_table(plan, most_places)
         self.num_outputs = len(plan.head.weight)
         self._numbers: tuple[int, float, float] = (
@@ -116,11 +127,20 @@ class FusedStep:
         Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
         model's last position, and UnfitState for a state that is not of this model's kind; nothing is written then.
         """
-        state = state if inplace else state.clone()
+        state = self.widened(state if inplace else state.clone())
         ids = _whole(token_ids)
         tensors = self._check_room(state, len(ids), 1)
-        parameters = self.tokens.new_empty(len(ids), self.num_outputs)
+        parameters = torch.empty(len(ids), self.num_outputs, dtype=torch.float32, device="cpu")
         return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
+
+    def widened(self, state: State) -> State:
+        """Return a state of a model in 16 bits as the step keeps it: the last inputs in float32, keys and values not in float16.
+
+        Steps and prompts take either; a state that is written in place, by `over`, has to be one of these. Other states: itself.
+        """
+        if not self._narrow or state.layers is self._checked[1]:
+            return state
+        return replace(state, layers=tuple(map(_widened, state.layers)))
 
     def check(self, state: ModelState) -> None:
         """Raise UnfitState for anything but the state of one row, as this model makes it."""
@@ -162,7 +182,7 @@ class FusedStep:
 
         Raises ValueError as a step does; nothing is written then.
         """
-        state = state if inplace else state.clone()
+        state = self.widened(state if inplace else state.clone())
         ids, real = check_tokens(token_ids, attention_mask, len(self.tokens))
         b, t = ids.shape
         tensors = self._check_room(state, b, t)
@@ -170,8 +190,8 @@ class FusedStep:
         if real is not None:
             state = replace(state, layers=tuple(map(masked, state.layers)))
             tensors = self._tensors_of(state, b)
-        parameters = self.tokens.new_zeros(b, t, self.num_outputs) if every else None
-        last = self.tokens.new_empty(b, self.num_outputs)
+        last = torch.empty(b, self.num_outputs, dtype=torch.float32, device="cpu")
+        parameters = last.new_zeros(b, t, self.num_outputs) if every else None
         for start in range(0, t, piece := max(1, ROWS // max(b, 1))):
             part = slice(start, start + piece)
             rows = rows_of(ids[:, part], None if real is None else real[:, part])
@@ -215,7 +235,7 @@ class FusedStep:
         """Call the kernel. lengths: of the caches. rows: starts, slots and every, as `run` takes them."""
         tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
-            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, *rows)
+            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, *rows, scale=self.scale)
         except RuntimeError as error:
             self._check_length(state.position)
             raise ValueError(str(error).splitlines()[0]) from error
@@ -245,7 +265,7 @@ class FusedStep:
         if callable(places) and limit is not None and limit <= most_places:
             places = places(torch.arange(limit, device="cpu")[None])[0]
         if isinstance(places, Tensor):
-            return self._wide(places.clone(), behind=True), None
+            return self._wide(places.float().clone(), behind=True), None
         return None, places
 
     def _rows(self, state: ModelState, positions: Tensor, sequences: Tensor | None = None) -> Tensor | None:
@@ -255,7 +275,7 @@ class FusedStep:
         """
         condition, rows = getattr(state, "condition", None), None
         if condition is not None:
-            rows = self._wide((condition if sequences is None else condition[sequences]) * self.scale)
+            rows = self._wide((condition if sequences is None else condition[sequences]).float() * self.scale)
         if self._place_of is not None:
             self._check_length(positions)
             place = self._wide(self._place_of(positions[:, None])[:, 0], behind=True)
@@ -270,6 +290,18 @@ class FusedStep:
     def _check_length(self, positions: Tensor) -> None:
         if self.limit is not None and len(positions):
             check_length(self.model.config, 1, int(positions.max()))
+
+
+def default_format(plan: Plan) -> str:
+    """The format that keeps the weights as they are: float16 has more digits than bfloat16, and needs float32."""
+    return "bfloat16" if plan.head.weight.dtype == torch.bfloat16 else "float32"
+
+
+def _widened(layer: LayerState) -> LayerState:
+    narrow = {torch.float16} if isinstance(layer, KVCache | RowCaches) else {torch.float16, torch.bfloat16}
+    if all(x.dtype not in narrow for x in tensors_of(layer)):
+        return layer
+    return layer.map(lambda x: x.float() if x.dtype in narrow else x)
 
 
 def _whole(token_ids: Tensor) -> Tensor:

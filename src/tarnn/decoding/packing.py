@@ -21,7 +21,7 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     block.numbers(plan.head.weight.shape[1], *plan.heads, len(plan.layers), len(rotations))
     block.numbers(plan.pre_norm, plan.centred, plan.normalize)
     for frequencies in rotations.values():
-        block.numbers(2 * len(frequencies), frequencies.dtype == torch.float32)
+        block.numbers(2 * len(frequencies), frequencies.dtype != torch.float64)
         block.place(frequencies.double())
     for layer in plan.layers:
         block.numbers(ATTENTIONS.index(layer.attention.kind), layer.normed_inside)

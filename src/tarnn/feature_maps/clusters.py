@@ -96,13 +96,14 @@ class QueryClusters(FeatureMap):
 
     def describe(self, plan: Any, head_dim: int, side: str | None = None) -> Any:
         """The logarithms of one side's features, "queries" or "keys"."""
-        centres = self.scale * self.centres
+        centres, sharpness = self.centres.float(), self.sharpness.float()
+        scaled = self.scale * centres
         if side is None:
             raise plan.refusal(self, "makes logarithms of features, which only hybrid attention takes there")
         if side == "keys":
-            return plan.features("identity", centres)
-        norms = (centres * self.centres).sum(-1)
-        return plan.features("log_softmax", self.sharpness * centres, -0.5 * self.sharpness[..., 0] * norms)
+            return plan.features("identity", scaled)
+        norms = (scaled * centres).sum(-1)
+        return plan.features("log_softmax", sharpness * scaled, -0.5 * sharpness[..., 0] * norms)
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("QueryClusters treats queries and keys in different ways: take .queries(q) and .keys(k).")

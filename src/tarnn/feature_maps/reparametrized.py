@@ -93,7 +93,7 @@ class Reparametrized(FittedMap):
         return {**centres, "stretch": (above / below) ** 0.25}
 
     def describe(self, plan: Any, head_dim: int) -> Any:
-        q, k, stretch = (x.squeeze(1) for x in (self.query_centre, self.key_centre, self.stretch))
+        q, k, stretch = (x.squeeze(1).float() for x in (self.query_centre, self.key_centre, self.stretch))
         scale, none = self.feature_map.scale, q.new_zeros(len(q))
         return plan.add(self.feature_map, head_dim)._replace(
             queries=plan.shift(q, stretch, scale * k, none),

@@ -27,7 +27,7 @@ class _Fourier(RandomFeatureMap):
         return 2 * self.num_draws
 
     def described_waves(self, plan: Any, factor: float, square: float) -> Any:
-        omega = self.omega[None] * factor
+        omega = self.omega[None].float() * factor
         return plan.features("waves", omega, square=square, gain=self.num_draws**-0.5)
 
     def waves(self, x: Tensor, factor: float) -> Tensor:

@@ -149,16 +149,29 @@ class FusedForward:
         if self._step is None or cache not in self._begun:
             self._step = None  # before there are two
             try:
+                if (reason := why_in_float32(self.model)) is not None:
+                    raise Refusal(reason)
                 self._step = FusedStep(
                     cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES, self.classes()
                 )
             except (Refusal, RuntimeError, MemoryError) as error:
                 self.weights = None
-                why = error.__cause__ if isinstance(error, Refusal) else "no memory for packed weights"
+                why = error.__cause__ or error if isinstance(error, Refusal) else "no memory for packed weights"
                 if self.requested or isinstance(why, OldKernels):
                     warnings.warn(f"generate goes on without the fused step, by forward: {why}.", stacklevel=2)
             self._begun.add(cache)
         return self._step
+
+
+def why_in_float32(model: nn.Module) -> str | None:
+    """Why `generate` leaves a model in 16 bits to `forward`; None for one in float32."""
+    other = next((x.dtype for x in model.parameters() if x.dtype != torch.float32), None)
+    if other is None:
+        return None
+    return (
+        f"its weights are {other}, a type that generate's caches have too, and the fused step keeps states in float32: "
+        "FusedStep(model) takes it, and generate of model.float()"
+    )
 
 
 def _parts(cache: Cache) -> list[StateLayer]:

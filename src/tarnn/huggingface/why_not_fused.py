@@ -4,7 +4,7 @@ from typing import Any
 
 from tarnn.decoding.fused import refusal
 from tarnn.huggingface.described.forward import described_generate
-from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active
+from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active, why_in_float32
 from tarnn.huggingface.patching.families import FAMILIES
 
 DESCRIBED = [family.name for family in FAMILIES if any(hook.replace is described_generate for hook in family.hooks)]
@@ -22,6 +22,8 @@ def why_not_fused(model: Any) -> str | None:
             f"relatives, and under tarnn.patch_transformers() {', '.join(DESCRIBED)}"
         )
     if (why := refusal(model, maker(model, None, 0).classes())) is not None:
+        return why
+    if (why := why_in_float32(model)) is not None:
         return why
     if (size := sum(x.nbytes for x in model.parameters())) > MOST_BYTES and active(model) is None:
         return f"its weights are {size:,} bytes, more than {MOST_BYTES:,}: request it by `with fused_forward(model)`"

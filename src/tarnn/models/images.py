@@ -110,8 +110,9 @@ class ImageModel(Recurrent):
         plan.add(self.model)
         plan.head = plan.add(self.head)
         if self.grid:
-            rows, columns, channels = map(plan.add, (self.embed_rows, self.embed_columns, self.embed_channels))
-            token = plan.tokens[0]  # added and taken away, so that the sum is rounded as that of `embed`
+            tables = (self.embed_rows, self.embed_columns, self.embed_channels)
+            rows, columns, channels = (plan.add(x).float() for x in tables)
+            token = plan.tokens[0].float()  # added and taken away, so that the sum is rounded as that of `embed`
             plan.places = (token + rows[:, None, None] + columns[:, None] + channels - token).flatten(0, 2)
 
     @torch.no_grad()

@@ -71,8 +71,8 @@ class RwkvModel(nn.Module):
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
 
     def describe(self, plan: Any) -> None:
-        first, embedding = plan.add(self.blocks[0].ln0), plan.add(self.emb)
-        plan.tokens = layer_norm(embedding, first.gain.shape, first.gain, first.bias, first.eps)
+        first, embedding = plan.add(self.blocks[0].ln0), plan.add(self.emb).float()
+        plan.tokens = layer_norm(embedding, first.gain.shape, first.gain.float(), first.bias.float(), first.eps)
         plan.layers, plan.last_norm = [plan.add(x) for x in self.blocks], plan.add(self.ln_out)
         plan.head = plan.add(self.head)
 

@@ -1,5 +1,7 @@
 """RWKV-7's models by the fused step: their own logits and states, to the last bit however a text is cut."""
 
+import copy
+
 import pytest
 import torch
 from support.rwkv_models import VOCABULARY, rwkv_model
@@ -53,3 +55,12 @@ def test_to_the_last_bit_in_any_pieces(model, weights, monkeypatch):
         assert torch.equal(logits[row, real], expected[0])
         for name, x in alone.tensors().items():
             assert torch.equal(state.tensors()[name][row], x[0]), name
+
+
+def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
+    narrow = model.bfloat16()
+    wide = copy.deepcopy(narrow).float()
+    found, state = one_by_one(FusedStep(narrow), IDS, narrow.new_state(3))
+    expected, other = one_by_one(FusedStep(wide, "bfloat16"), IDS, wide.new_state(3))
+    assert torch.equal(found, expected)
+    assert all(torch.equal(x, other.tensors()[name]) for name, x in state.tensors().items())

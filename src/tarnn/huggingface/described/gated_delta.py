@@ -102,7 +102,7 @@ def _delta(layer: Any, plan: Any, inputs, gates, norm: Any, output: Product, str
     if layer.activation not in ("silu", "swish"):
         raise plan.refusal(layer, f"has {layer.activation} behind its filters, not silu")
     beta, steps = gates
-    bias = layer.dt_bias if steps.bias is None else layer.dt_bias + steps.bias
+    bias = layer.dt_bias if steps.bias is None else layer.dt_bias.float() + steps.bias.float()
     return plan.delta(
         (layer.num_k_heads, layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim),
         (*inputs, beta),
@@ -129,7 +129,7 @@ def describe_gated_norm(norm: Any, plan: Any) -> Any:
 
 
 def describe_norm_from_one(norm: Any, plan: Any) -> Any:
-    return plan.norm(1 + norm.weight, eps=norm.eps)
+    return plan.norm(1 + norm.weight.float(), eps=norm.eps)
 
 
 CLASSES: dict[type, Callable[..., Any]] = {

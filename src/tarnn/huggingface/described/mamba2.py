@@ -40,7 +40,7 @@ def describe_mixer(mixer: mamba2.Mamba2Mixer, plan: Any) -> Any:
         filters=filters.weight,
         filter_bias=filters.bias,
         step_bias=mixer.dt_bias,
-        A=-mixer.A_log.exp(),
+        A=-mixer.A_log.float().exp(),
         D=mixer.D,
         norm=plan.add(mixer.norm),
         kept=mixer.conv_kernel_size,

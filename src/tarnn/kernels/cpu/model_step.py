@@ -23,9 +23,10 @@ from torch.autograd.graph import increment_version
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
-VERSION = 6  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
+VERSION = 7  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
+STORED = {torch.float32, torch.bfloat16, torch.float16}  # types of the weights of a model, and of its embeddings
 GROUP = 32  # inputs that share a factor, of int4
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
@@ -77,7 +78,7 @@ class Block:
 
     def products(self, products: Sequence[tuple[Tensor, Tensor | None]], kind: str, *, in_turns: bool = False) -> None:
         """Several products of the same input as one: one behind the other, or 64 outputs of each in turns (equally many)."""
-        weights = [w if w.dtype == torch.float32 and w.stride(1) == 1 else w.float().contiguous() for w, _ in products]
+        weights = [w for w, _ in products]
         biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
         if in_turns:
             biases = [torch.stack([padded(b, PANEL).view(-1, PANEL) for b in biases], 1).flatten()]
@@ -96,7 +97,7 @@ class Block:
         if wants_large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
         for weights, in_turns, kind, *places in self._matrices:
-            torch.ops.tarnn_cpu.pack(weights, in_turns, kind, block, *places)
+            torch.ops.tarnn_cpu.pack(_packable(weights), in_turns, kind, block, *places)
         for start, x in self._parts:
             end = start + x.nbytes
             block[start:end].view(x.dtype).view(x.shape).copy_(x)
@@ -118,6 +119,13 @@ class Block:
 def version_read() -> int:
     """The version of plans that the compiled kernels read; 0 where they know of none, or don't pack."""
     return torch.ops.tarnn_cpu.plan_version() if hasattr(torch.ops.tarnn_cpu, "pack") else 0
+
+
+def _packable(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return matrices as the operator `pack` reads them, of one of the types `STORED` and with unbroken rows; else copies."""
+    types = {w.dtype for w in weights}
+    alike = len(types) == 1 and types <= STORED
+    return [w if w.stride(1) == 1 else w.contiguous() for w in (weights if alike else [w.float() for w in weights])]
 
 
 def _bytes_of_panel(kind: str, inputs: int) -> int:
@@ -152,12 +160,14 @@ def run(
     starts: Tensor | None = None,
     slots: Tensor | None = None,
     every: bool = False,
+    scale: float = 1.0,
 ) -> None:
     """Read one token of each of b sequences, or several; `out` gets what the head puts out.
 
     ids (n,): the tokens of one sequence, then those of the next. starts (b + 1,): where each begins, and n; None: one token
     each. out, float32: (b, outputs), of the last token of each sequence that has one; every: (n, outputs), of all.
-    What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
+    What enters the first layer is tokens[id]·scale + places[position] + extra[row], in float32; beyond the last place, that one
+    counts. tokens: one of `STORED`, (vocabulary, hidden or fewer channels, behind which zeros come).
     states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
     (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
     keys are there, and whether there is a mask; or of hybrid attention, for each of its `REACHES`, k, v, S, z, M and count of a
@@ -186,5 +196,6 @@ def run(
         starts,
         slots,
         every,
+        scale,
     )
     increment_version((positions, *states))  # so that autograd sees what was written
