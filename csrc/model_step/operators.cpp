@@ -199,7 +199,7 @@ void give_tokens(Stack& s, const Tensor& tokens, double scale) {
 }
 
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
-           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, Maybe starts, Maybe slots, bool every, double scale) {
+           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, double scale, Maybe starts, Maybe slots, bool every) {
   for (const Tensor* x : {&ids, &positions, &plan, &lengths, starts ? &*starts : &ids, slots ? &*slots : &ids})
     if (!x->has_int64()) throw std::runtime_error("ids, positions, the plan, lengths, starts and slots must be int64.");
   Lists lists;
@@ -250,7 +250,7 @@ void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
-        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, Tensor? starts, Tensor? slots, bool every, float scale) -> ()");
+        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, float scale, Tensor? starts, Tensor? slots, bool every) -> ()");
   m.def("large_pages(Tensor bytes) -> ()");
   m.def("plan_version() -> int");
 }

@@ -108,7 +108,7 @@ def run(plan, weights, states=None, tokens=None, ids=None, starts=None, slots=No
     lengths = torch.tensor([0, 0, 0, 0])
     position = torch.zeros(1, dtype=torch.int64)
     outputs, tables = torch.empty(1, TOKENS), (torch.as_tensor(plan), weights, tokens, None, None)
-    model_step.run(ids, position, *tables, states, lengths, outputs, 9, 1e-5, 1e-30, starts, slots)
+    model_step.run(ids, position, *tables, states, lengths, outputs, 9, 1e-5, 1e-30, 1.0, starts, slots)
     assert position.item() == len(ids)
     return outputs
 

@@ -10,6 +10,7 @@ import torch
 from support.step_models import text_model
 
 from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.opening import open_step
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.serving.model import ServedModel, StateKey
@@ -67,9 +68,20 @@ class Sequences:
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_and_writing_in_any_company_give_one_state(kind, weights):
     model = text_model(**SHAPE, **KINDS[kind])
-    draw, step = random.Random(f"{kind} {weights}"), FusedStep(model, weights)
+    check(model, FusedStep(model, weights), seed=f"{kind} {weights}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["delta", "convolved"])
+def test_models_in_16_bits_too(kind, dtype):
+    opened = open_step(text_model(**SHAPE, **KINDS[kind]).to(dtype))
+    check(opened, opened.step, seed=kind)
+
+
+def check(model, step, *, seed):
+    draw = random.Random(seed)
     texts = torch.randint(0, 97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
-    served = Sequences(ServedModel("m", model, step, StateKey("", weights, "")), texts)
+    served = Sequences(ServedModel("m", model, step, StateKey("", step.weights, "")), texts)
     while any(served.place(row) < TOKENS for row in range(ROWS)):
         for row in range(ROWS):
             served.read(row, draw.randint(0, 20))

@@ -107,11 +107,8 @@ class FusedStep:
             self._narrow = any(x.dtype != torch.float32 for x in model.parameters())
             self.places, self._place_of = self._place_table(plan, most_places)
         self.num_outputs = len(plan.head.weight)
-        self._numbers: tuple[int, float, float] = (
-            min(self.limit or NO_LIMIT, NO_LIMIT),
-            plan.norm_eps,
-            default_eps(torch.float32),
-        )
+        limit = min(self.limit or NO_LIMIT, NO_LIMIT)
+        self._numbers = limit, plan.norm_eps, default_eps(torch.float32), float(self.scale)
         self.attentions = [x.attention for x in plan.layers]
         self.new_row = self._expected = [
             state for x in self.attentions for state in _states_of(x)
@@ -235,7 +232,7 @@ class FusedStep:
         """Call the kernel. lengths: of the caches. rows: starts, slots and every, as `run` takes them."""
         tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
-            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, *rows, scale=self.scale)
+            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, *rows)
         except RuntimeError as error:
             self._check_length(state.position)
             raise ValueError(str(error).splitlines()[0]) from error

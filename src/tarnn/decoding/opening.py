@@ -5,7 +5,7 @@ All that knows one kind of model from another stands in this file; what it opens
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ def open_step(
         return replace(_of_converted(folder, dtype, device, weights), sampling=sampling)
     from tarnn.conversion.causal import open_causal
 
-    return replace(_of_transformers(open_causal(folder, report), weights), sampling=sampling)
+    return replace(_of_transformers(open_causal(folder, report), weights, copy_tokens=False), sampling=sampling)
 
 
 def _of_own(model: TextModel, weights: str | None) -> Opened:
@@ -131,7 +131,7 @@ def _of_own(model: TextModel, weights: str | None) -> Opened:
         model,
         chosen.step,
         getattr(chosen.step, "prefill", model.prefill),
-        model.new_state,
+        partial(_own_state, model, chosen.step),
         Limits(config.vocab_size, config.max_position_embeddings),
         type(model).__name__,
         asdict(config) if isinstance(config, ModelConfig) else config.to_dict(),
@@ -144,13 +144,18 @@ def _of_own(model: TextModel, weights: str | None) -> Opened:
     )
 
 
-def _of_transformers(model: Any, weights: str | None) -> Opened:
+def _own_state(model: TextModel, step: Step, *sizes: Any, **options: Any) -> ModelState:
+    """Make the state before the first token as the step keeps it."""
+    state = model.new_state(*sizes, **options)
+    return step.widened(state) if isinstance(step, FusedStep) else state
+
+
+def _of_transformers(model: Any, weights: str | None, *, copy_tokens: bool = True) -> Opened:
     from tarnn.conversion.causal import classes_of
 
     config, dtype = model.config, model.dtype
-    weights = weights or ("bfloat16" if dtype == torch.bfloat16 else "float32")
     try:
-        step = FusedStep(model.float(), weights, classes=classes_of(model))
+        step = FusedStep(model, weights, classes=classes_of(model), copy_tokens=copy_tokens)
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
     ends = model.generation_config.eos_token_id
@@ -162,12 +167,12 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
         Limits(config.vocab_size, getattr(config, "max_position_embeddings", None)),
         type(model).__name__,
         config.to_dict(),
-        weights,
+        step.weights,
         dtype,
         key_bytes(config, dtype),
         frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         getattr(config, "pad_token_id", None) or 0,
-        about=(f"fused step ({weights} weights)",),
+        about=(f"fused step ({step.weights} weights)",),
     )
 
 

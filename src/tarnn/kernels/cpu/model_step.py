@@ -157,10 +157,10 @@ def run(
     limit: int,
     norm_eps: float,
     eps: float,
+    scale: float,
     starts: Tensor | None = None,
     slots: Tensor | None = None,
     every: bool = False,
-    scale: float = 1.0,
 ) -> None:
     """Read one token of each of b sequences, or several; `out` gets what the head puts out.
 
@@ -193,9 +193,9 @@ def run(
         limit,
         norm_eps,
         eps,
+        scale,
         starts,
         slots,
         every,
-        scale,
     )
     increment_version((positions, *states))  # so that autograd sees what was written
