@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from support.open_folders import make_folder
+from transformers import AutoModelForCausalLM
 
 import tarnn
 
@@ -32,6 +33,26 @@ def test_a_book_is_read_once(command, folder, tmp_path):
     assert (whole.code, first.out + rest.out) == (0, whole.out)
     other = make_folder(tmp_path / "other", "Qwen3")
     assert command("generate", other, "--state-in", tmp_path / "s").is_refusal("was saved by another model")
+
+
+def test_info_counts_what_there_is(command, folder):
+    model, lm = AutoModelForCausalLM.from_pretrained(folder), tarnn.load(folder)
+    outcome = command("info", folder, "--lengths", "7,40", "--json")
+    facts = json.loads(outcome.out)
+    assert facts["architecture"] == type(model).__name__
+    assert facts["parameters"] == model.num_parameters()
+    assert facts["weight_bytes"] == 4 * model.num_parameters()
+    assert facts["weights"] == "float32"
+    assert facts["state_bytes"] + 40 * facts["state_bytes_per_token"] == lm.opened.new_state(1, 40).nbytes
+    softmax = [x for x in facts["layers"] if x["attention"] == "softmax"]
+    assert [x["state_bytes_per_token"] for x in softmax] == [2 * 2 * 8 * 4] * (
+        1 if "Qwen" in facts["architecture"] else 2
+    )
+    assert facts["memory"][1]["state_bytes"] == lm.opened.new_state(1, 40).nbytes
+    page = command("info", folder, "--weights", "int8").out
+    assert f"{facts['architecture']}" in page
+    assert "CPU step    fused step (int8 weights)" in page
+    assert f"{facts['state_bytes_per_token']} bytes per token" in page
 
 
 def test_it_samples_as_the_folder_says(command, tmp_path):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tarnn.checkpoint_keys import CONVERTED
+from tarnn.checkpoint_keys import CONVERTED, MODEL_TYPES
 from tarnn.cli.formats import LENGTHS, model_page
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
@@ -19,6 +19,13 @@ def is_converted(folder: Path) -> bool:
     """Whether a folder's config.json is that of a converted model; nothing heavy is imported for it."""
     file = folder / "config.json"
     return file.is_file() and read_json(file).get(CONVERTED) is not None
+
+
+def of_tarnn(checkpoint: Path) -> bool:
+    """Return False for the folder of a model of transformers, converted or not; True for all else, a missing one too."""
+    file = checkpoint / "config.json"
+    model_type = read_json(file).get("model_type") if file.is_file() else None
+    return model_type is None or model_type in MODEL_TYPES
 
 
 def refuse_state_options(options: dict[str, Any]) -> None:

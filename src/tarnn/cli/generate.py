@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
-from tarnn.checkpoint_keys import MODEL_TYPES
-from tarnn.cli.converted import is_converted, refuse_state_options
+from tarnn.cli.converted import is_converted, of_tarnn, refuse_state_options
 from tarnn.cli.progress import progress
 from tarnn.decoding import samplers
 from tarnn.decoding.draws import Sampling
 from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
-from tarnn.json_file import read_json
 from tarnn.log import silent
 from tarnn.tasks import TASKS
 from tarnn.tasks.checkpoint import GENERATED, open_config, open_model
@@ -163,13 +161,6 @@ def opened_line(checkpoint: Path, dtype: torch.dtype, device: torch.device, samp
     draws += (f", min-p {x.min_p:g}" if x.min_p else "") + f", seed {seed}"
     draws = draws if x.temperature else "greedy"
     return f"tarnn: {checkpoint}, {str(dtype).removeprefix('torch.')} on {device}; {draws}"
-
-
-def of_tarnn(checkpoint: Path) -> bool:
-    """Return False for the folder of a model of transformers, converted or not; True for all else, a missing one too."""
-    file = checkpoint / "config.json"
-    model_type = read_json(file).get("model_type") if file.is_file() else None
-    return model_type is None or model_type in MODEL_TYPES
 
 
 def refuse_other_task(checkpoint: Path, task: str | None, images: bool, options: dict[str, Any]) -> None:

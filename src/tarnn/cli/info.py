@@ -4,16 +4,18 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from tarnn.cli.converted import converted_text, describe_converted, is_converted
+from tarnn.cli.converted import converted_text, describe_converted, is_converted, of_tarnn
 from tarnn.cli.formats import LENGTHS, model_page
 from tarnn.cli.machine import machine_facts, machine_text
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels
+
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 def info(
@@ -23,6 +25,9 @@ def info(
         Option(
             help=f"Numbers of tokens, with commas between them; {','.join(map(str, LENGTHS))}, or an image's, unless given."
         ),
+    ] = None,
+    weights: Annotated[
+        Weights | None, Option(help="Open it with weights kept so, and count these (default: as saved).")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
@@ -34,17 +39,18 @@ def info(
     stands the same model with softmax in every layer of attention, whose keys and values have to be kept.
     Nothing is run; the weights are read once, to see that all of them are finite.
     """
-    if checkpoint is not None and is_converted(checkpoint):
-        facts = describe_converted(checkpoint, None if lengths is None else parse_lengths(lengths))
-        print(json.dumps(facts, indent=2) if as_json else converted_text(facts))
-        return
-    if checkpoint is not None:
-        facts = describe(checkpoint, None if lengths is None else parse_lengths(lengths))
-    elif lengths is not None:
-        raise UserError("--lengths asks what a checkpoint takes; name one: `tarnn info CHECKPOINT --lengths …`.")
+    numbers = None if lengths is None else parse_lengths(lengths)
+    if checkpoint is None:
+        for name, value in (("lengths", lengths), ("weights", weights)):
+            if value is not None:
+                raise UserError(f"--{name} is about a checkpoint; name one: `tarnn info CHECKPOINT --{name} …`.")
+        facts, text = machine_facts(), machine_text
+    elif weights is None and is_converted(checkpoint):
+        facts, text = describe_converted(checkpoint, numbers), converted_text
+    elif weights is None and of_tarnn(checkpoint):
+        facts, text = describe(checkpoint, numbers), as_text
     else:
-        facts = machine_facts()
-    text = machine_text if checkpoint is None else as_text
+        facts, text = describe_opened(checkpoint, numbers or LENGTHS, weights), opened_text
     print(json.dumps(facts, indent=2) if as_json else text(facts))
 
 
@@ -102,6 +108,36 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
         "kernel": cpu_kernels(),
         "no_fused_step": refusal(model.eval(), anywhere=True),
     }
+
+
+def describe_opened(checkpoint: Path, lengths: list[int], weights: str | None) -> dict[str, Any]:
+    """Collect the facts of a model that is opened to run."""
+    from tarnn.decoding.description import facts_of
+    from tarnn.decoding.opening import open_step
+    from tarnn.decoding.plan import Refusal
+
+    try:
+        opened = open_step(checkpoint, weights, report=partial(print, file=sys.stderr, flush=True))
+    except Refusal as error:
+        raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
+    return {"checkpoint": str(checkpoint), **facts_of(opened, lengths), "kernel": cpu_kernels()}
+
+
+def opened_text(facts: dict[str, Any]) -> str:
+    """Format the facts of an opened model as a page."""
+    limit = facts["max_position_embeddings"]
+    rows = {
+        "model": facts["architecture"],
+        "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",
+        "in memory": f"{facts['packed_bytes']:,} bytes",
+        "vocabulary": f"{facts['vocab_size']:,}",
+        "positions": f"at most {limit:,}" if limit else "any length",
+        **{f"state {numbers}": kind for numbers, kind in runs(facts["layers"]).items()},
+        "state": f"{facts['state_bytes']:,} bytes, and {facts['state_bytes_per_token']:,} bytes per token",
+        "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
+        "CPU step": "; ".join(facts["step"]),
+    }
+    return model_page(facts["checkpoint"], rows, facts["memory"], limit)
 
 
 def state_bytes(model: Any, length: int) -> int:

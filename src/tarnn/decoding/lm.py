@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.caches import copy_of
+from tarnn.decoding.description import facts_of
 from tarnn.decoding.draws import Sampling, row_sampler
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.opening import Opened, open_step
@@ -131,6 +132,10 @@ class LM:
         Raises ValueError for values out of range, and for an empty prompt where nothing was read before.
         """
         return Writing(self, prompt, state, max_new_tokens, stop, self.sampling(**sampling), seed)
+
+    def info(self, lengths: Sequence[int] = ()) -> dict[str, Any]:
+        """Return facts about it, as `facts_of` says: size, layers, bytes of states."""
+        return facts_of(self.opened, lengths)
 
     def sampling(self, **options: Any) -> Sampling:
         """Return how it draws: these options, and for others what the folder says."""
