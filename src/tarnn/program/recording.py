@@ -144,11 +144,8 @@ class Recorder:
             _check(same or b.size in (1, a.heads), f"{kind} of {a.heads} × {a.width} and {b.heads} × {b.width} numbers")
             return self.add(kind, (a, b), [(a.heads, a.width)])[0]
         if isinstance(b, Tensor):
-            try:
-                b.expand(torch.broadcast_shapes(b.shape, (a.heads, a.width))[-2:] if b.ndim else (1,))
-                fits = b.numel() in (1, a.width, a.heads, a.size)
-            except RuntimeError:
-                fits = b.numel() == a.size
+            wide = all(y in (1, x) for x, y in zip((a.width, a.heads), reversed(b.shape), strict=False)) and b.ndim <= 2
+            fits = wide or b.shape == (a.size,)
             _check(fits, f"{kind} of {a.heads} × {a.width} numbers and a weight {tuple(b.shape)}")
             return self.add(kind, (a,), [(a.heads, a.width)], {"weight": b})[0]
         return self.add(kind, (a,), [(a.heads, a.width)], numbers={"number": float(b)})[0]

@@ -1,0 +1,152 @@
+"""Random small programs: every instruction, in shapes that can't be confused."""
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tarnn.program.instructions import Program
+from tarnn.program.recording import (
+    FUNCTIONS,
+    Recorder,
+    Register,
+    apply,
+    delta,
+    features,
+    filter,
+    head_product,
+    heads,
+    linear,
+    low_rank_delta,
+    mix,
+    norm,
+    product,
+    rotate,
+    softmax,
+)
+
+VOCABULARY = 17
+FEATURES = {  # by function: further options
+    "identity": {}, "elu": {}, "relu": {"shift": 0.1}, "squared_relu": {}, "abs": {}, "sigmoid": {}, "gelu": {},
+    "cos": {}, "plain_exp": {"shift": 0.01}, "exp": {"square": 0.5, "offset": -0.3, "number": 0.0, "shift": 0.001},
+    "waves": {"square": -0.5, "gain": 0.3}, "halves": {}, "dpfp": {"number": 2}, "cosformer": {"number": 0.01},
+    "pairs": {"parts": (1.0, 0.5, 0.7, 0.4, 0.0, 0.0)},
+}  # fmt: skip
+
+
+class Drawn:
+    """One program in the making, from a seed."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.record = Recorder(limit=64)
+
+    def weight(self, *shape: int, scale: float | None = None) -> Tensor:
+        return torch.randn(shape, generator=self.generator) * (shape[-1] ** -0.5 if scale is None else scale)
+
+    def program(self) -> Program:
+        n = self.random.choice([12, 20])
+        x = self.embed(n)
+        for _ in range(self.random.randint(1, 3)):
+            mixer = self.random.choice(MIXERS)
+            x = x + self.into(mixer(self, self.normed(x)), n)
+            x = x + self.mlp(self.normed(x))
+        bias = self.random.choice([None, self.weight(VOCABULARY)])
+        return self.record.head(self.normed(x), self.weight(VOCABULARY, n), bias)
+
+    def embed(self, n: int) -> Register:
+        places = self.weight(64, 5, scale=1) if self.random.random() < 0.5 else None
+        tokens = self.weight(VOCABULARY, n - 5 * (places is not None), scale=1)
+        return self.record.embed(tokens, scale=1.5, places=places, width=n)
+
+    def normed(self, x: Register) -> Register:
+        gain = 1 + self.weight(x.size, scale=0.2)
+        bias = self.random.choice([None, self.weight(x.size)])
+        return norm(x, gain, bias, eps=1e-5, kind=self.random.choice(["rms", "layer", "l2", "length"]))
+
+    def into(self, x: Register, n: int, exact: bool = False) -> Register:
+        bias = self.random.choice([None, self.weight(n)])
+        return product(x, self.weight(n, x.size), bias, exact=exact)
+
+    def mlp(self, x: Register) -> Register:
+        up = apply(self.into(x, 14), self.random.choice(FUNCTIONS))
+        up = up * self.random.choice(
+            [0.5, self.weight(14, scale=1), self.into(x, 14), apply(self.into(x, 1), "sigmoid")]
+        )
+        return self.into(up, x.size)
+
+    def qkv(self, x: Register, q_heads: int, k_heads: int, v_heads: int, d: int, e: int) -> list[Register]:
+        sizes = ((q_heads, d), (k_heads, d), (v_heads, e))
+        return [heads(self.into(x, h * width), h) for h, width in sizes]
+
+    def decay(self, x: Register, n: int, f: int) -> Register | Tensor | None:
+        kind = self.random.choice(["none", "head", "token", "channel"])
+        if kind in ("none", "head"):
+            return None if kind == "none" else -self.weight(n, scale=0.3).abs()
+        raw = heads(self.into(x, n if kind == "token" else n * f, exact=True), n)
+        return apply(apply(raw, "softplus"), "neg") * 0.2
+
+    def softmax(self, x: Register) -> Register:
+        g = self.random.choice([1, 3, 6])
+        q, k, v = self.qkv(x, 6, g, g, 4, 5)
+        frequencies = self.weight(self.random.choice([1, 2]), scale=1).abs()
+        interleaved = self.random.random() < 0.5
+        q, k = (rotate(y, frequencies, interleaved=interleaved) for y in (q, k))
+        return softmax(q, k, v, self.record.state("KVCache"), scale=0.4)
+
+    def linear(self, x: Register) -> Register:
+        q_heads, k_heads, v_heads = self.random.choice([(6, 3, 3), (3, 3, 3), (2, 2, 4)])
+        q, k, v = self.qkv(x, q_heads, k_heads, v_heads, 3, 5)
+        function = self.random.choice(list(FEATURES))
+        omega = self.weight(k_heads, 4, 3) if function not in ("dpfp", "pairs") and self.random.random() < 0.7 else None
+        (q, u), (k, w) = (
+            features(y, function, omega=omega, move=self.move(k_heads), **FEATURES[function]) for y in (q, k)
+        )
+        positive = function not in ("identity", "cos", "waves", "gelu", "pairs")  # else denominators come near 0
+        scales = {"q_scale": u, "k_scale": w} if self.random.random() < 0.7 else {}
+        other: dict[str, Any] = {}
+        if positive and self.random.random() < 0.3:
+            other = {"denominator": (q, k)}
+            q, k = (rotate(y, self.weight(1, scale=1).abs()) for y in (q, k))
+        other["keep_z"] = positive or bool(scales) or self.random.random() < 0.5
+        log_decay = self.decay(x, max(k_heads, v_heads), q.width)
+        return linear(
+            q, k, v, self.record.state("LinearState"), log_decay=log_decay, normalize=positive, **scales, **other
+        )
+
+    def move(self, k_heads: int) -> dict[str, Tensor] | None:
+        if self.random.random() < 0.6:
+            return None
+        h = self.random.choice([1, k_heads])
+        move = {name: self.weight(h, 3, scale=0.3) for name in ("centre", "weight")}
+        return move | {"stretch": 1 + self.weight(h, 3, scale=0.1), "constant": self.weight(h, scale=0.3)}
+
+    def delta(self, x: Register) -> Register:
+        q_heads, k_heads, v_heads = self.random.choice([(2, 2, 4), (3, 3, 3), (4, 2, 2)])
+        state, sizes = self.record.state("GatedDeltaState"), (q_heads * 4, k_heads * 4, v_heads * 5)
+        taps, bias = self.weight(sum(sizes), 3, scale=0.5), self.random.choice([None, self.weight(sum(sizes))])
+        mixed = filter(self.into(x, sum(sizes)), taps, state, bias, function=self.random.choice(["silu", "identity"]))
+        q, k, v = (heads(y, h) for y, h in zip(mixed.split(*sizes), (q_heads, k_heads, v_heads), strict=True))
+        q, k, n = norm(q, eps=1e-6, kind="l2") * 0.5, norm(k, eps=1e-6, kind="l2"), max(k_heads, v_heads)
+        beta = heads(apply(self.into(x, n, exact=True), "sigmoid"), n)
+        o = delta(q, k, v, beta, state, log_decay=self.decay(x, n, 4))
+        return norm(o, eps=1e-6) * apply(heads(self.into(x, o.size), o.heads), "silu")
+
+    def low_rank_delta(self, x: Register) -> Register:
+        state = self.record.state("RWKV7State")
+        first, second = mix(x, self.weight(2, x.size, scale=0.5), state)
+        r, k, v, a = *self.qkv(first, 2, 2, 2, 4, 4), heads(self.into(second, 8), 2)
+        decay = apply(apply(head_product(second, self.weight(2, 4, x.size), self.weight(2, 4)), "softplus"), "neg")
+        a = norm(a, eps=1e-12, kind="length")
+        b = a * apply(heads(self.into(second, 2), 2), "sigmoid")
+        return low_rank_delta(r, decay, k, v, apply(a, "neg"), b, state)
+
+
+MIXERS = (Drawn.softmax, Drawn.linear, Drawn.delta, Drawn.low_rank_delta)
+
+
+def drawn_program(seed: int) -> Program:
+    """Record a program of one to three layers that the seed decides on."""
+    return Drawn(seed).program()
