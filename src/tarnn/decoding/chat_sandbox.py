@@ -1,0 +1,294 @@
+"""A chat template is somebody's program in Jinja: it runs on plain data, with a bounded number of steps and characters.
+
+jinja2's sandbox keeps templates from code and files, but not from loops that never end or texts that double at each step.
+So every step costs something from an allowance: an iteration, a call of a macro, and each value that is made, by its length.
+It is paid before an operation whose result may be much longer than what it is made of.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import datetime
+from types import GeneratorType
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+ALLOWANCE, PER_CHARACTER = 2**26, 64  # of every rendering, and more of it for each character that goes in
+STEP, ITEM = 64, 16  # cost of an iteration, a call or a filter; of a value that is no text
+MOST_BITS = 4096  # of a product or power
+LEFT: ContextVar[list[int]] = ContextVar("allowance")
+TOO_MUCH = "it takes too many steps, or writes more than a conversation can need"
+# filters that write their values as texts, and those that only look at the first item or the length
+WRITING = set(
+    "capitalize e escape forceescape format indent join lower replace safe string striptags sum title tojson trim truncate "
+    "upper urlencode wordcount".split()
+)
+LOOKING = {"attr", "count", "d", "default", "first", "last", "length"}
+LEFT_OUT = {"batch", "center", "filesizeformat", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr"}
+METHODS_LEFT_OUT = {"encode", "expandtabs", "maketrans", "translate"}
+LONG_WIDTH = re.compile(r"\*|\d{4}|:[^{}]*\{")  # in a format: a width above 999, or one that is computed
+
+
+def pay(cost: int) -> bool:
+    """Take a cost from the allowance of this rendering. Raises TemplateError where none is left."""
+    left = LEFT.get()
+    left[0] -= cost
+    if left[0] < 0:
+        raise TemplateError(TOO_MUCH)
+    return True
+
+
+def weight(value: Any) -> int:
+    """Count the characters of a value written as text, about; no further than the allowance goes."""
+    total, items, most = 0, [value], LEFT.get()[0]
+    while items and total <= most:
+        item = items.pop()
+        total += len(item) if isinstance(item, str) else ITEM
+        if isinstance(item, dict):
+            items += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            items += item
+    return total
+
+
+def size(value: Any) -> int:
+    return len(value) + 1 if isinstance(value, str | list | tuple | dict | range) else 1
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox with an allowance, and with the names that transformers gives to chat templates."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=written)
+        self.filters["tojson"] = tojson
+        self.filters = {name: metered(name, f) for name, f in self.filters.items() if name not in LEFT_OUT}
+        del self.globals["lipsum"]
+        self.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+        self.globals |= {"dict": TemplateDict(), "namespace": TemplateNamespace}
+        self.pay, self.held, self.joined, self.compared = pay, held, joined, compared
+
+    def compile_metered(self, source: str) -> Template:
+        """Compile a template whose loops and macros pay. Raises whatever jinja2 does for a template that is none."""
+        LEFT.set([ALLOWANCE])  # constant expressions are computed here
+        return self.from_string(Metered().visit(self.parse(source)))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in METHODS_LEFT_OUT)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            check_format(left)
+            pay(weight(right))
+        elif operator in ("*", "**"):
+            check_product(operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        pay(ITEM + size(result))
+        return result
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+        method = getattr(__obj, "__wrapped__", __obj)
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str):
+            args = tuple(list(x) if isinstance(x, GeneratorType) else x for x in args)
+            pay(cost_of_method(text, method.__name__, args, kwargs))
+        elif isinstance(__obj, TemplateDict) or __obj is TemplateNamespace:
+            pay(weight([*args, *kwargs.values()]))
+        result = super().call(__context, __obj, *args, **kwargs)
+        pay(STEP + size(result))
+        return result
+
+
+class Metered(NodeTransformer):
+    """Rewrite a parsed template so that its loops, macros, lists and comparisons pay."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        step = call_of("pay", nodes.Const(STEP + literal_length(node.body)))
+        node.body.insert(0, nodes.ExprStmt(step))
+        if node.test is not None:
+            node.test = nodes.And(call_of("pay", nodes.Const(STEP)), node.test)
+        return node
+
+    def visit_Macro(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(call_of("pay", nodes.Const(STEP + literal_length(node.body)))))
+        return node
+
+    visit_CallBlock = visit_Macro
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return call_of("joined", *node.nodes)
+
+    def visit_List(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return node if getattr(node, "ctx", "load") != "load" else call_of("held", node)
+
+    visit_Tuple = visit_Dict = visit_List
+
+    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = call_of("compared", node.expr)
+        return node
+
+
+def call_of(name: str, *arguments: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+
+
+def literal_length(body: list[nodes.Node]) -> int:
+    return sum(len(text.data) for node in body for text in node.find_all(nodes.TemplateData))
+
+
+def written(value: Any) -> Any:
+    """Pay for what a template writes."""
+    pay(weight(value))
+    return value
+
+
+def held(value: Any) -> Any:
+    """Pay for a list, tuple or dict that a template makes, with all that is in it."""
+    pay(weight(value))
+    return value
+
+
+def joined(*parts: Any) -> str:
+    """Join the parts of `a ~ b`."""
+    pay(weight(parts))
+    return "".join(map(str, parts))
+
+
+def compared(value: Any) -> Any:
+    """Pay for the right-hand side of a comparison, which is looked through."""
+    pay(ITEM + size(value) // 64)
+    return value
+
+
+def check_product(operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * max(right, 1)
+        if bits > MOST_BITS:
+            raise TemplateError(TOO_MUCH)
+    elif operator == "*":
+        pay(max(size(left) * right if isinstance(right, int) else 0, size(right) * left if isinstance(left, int) else 0))
+
+
+def check_format(text: str) -> None:
+    if LONG_WIDTH.search(text):
+        raise TemplateError("it writes with a width that is computed or above 999")
+
+
+def cost_of_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Compute the cost of a method of texts, before it is called."""
+    cost = len(text) + weight([*args, *kwargs.values()])
+    if name == "join" and args:
+        return cost + len(text) * size(args[0])
+    if name == "replace" and len(args) > 1 and all(isinstance(x, str) for x in args[:2]):
+        return cost + text.count(args[0]) * len(args[1])
+    if name in ("format", "format_map"):
+        check_format(text)
+    return cost + sum(x for x in (*args, *kwargs.values()) if isinstance(x, int) and x > 0)
+
+
+def metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that pays for what it does."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if name in WRITING:
+            args = tuple(list(x) if isinstance(x, GeneratorType) else x for x in args)
+            pay(cost_of_filter(name, args, kwargs))
+        elif name not in LOOKING:
+            pay(sum(map(size, args)))
+        result = function(*args, **kwargs)
+        pay(STEP if name in LOOKING else STEP + size(result))
+        return result
+
+    return run
+
+
+def cost_of_filter(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Compute the cost of a filter that writes its values, before it is called."""
+    values = [*args, *kwargs.values()]
+    cost, texts = weight(values), [x for x in values if isinstance(x, str)]
+    widths = sum(x for x in values if isinstance(x, int) and x > 0)
+    if name in ("indent", "tojson"):
+        return cost * (1 + widths)
+    if name == "join":
+        return cost + sum(map(len, texts)) * max(map(size, args))
+    if name == "replace" and len(texts) > 2:
+        return cost + texts[0].count(texts[1]) * len(texts[2])
+    if name == "format":
+        check_format(texts[0] if texts else "")
+    return cost
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Write JSON as it is: jinja2's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def strftime_now(form: str) -> str:
+    """Write the present time."""
+    check_format(form)
+    return datetime.now().strftime(form)
+
+
+class TemplateDict:
+    """The function `dict` of a template, without the attributes of Python's class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class TemplateNamespace(Namespace):
+    """A template's `namespace`, which takes no names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805
+        self, *rest = args  # so that a template may name a variable `self`
+        values = dict(*rest, **kwargs)
+        for name in values:
+            check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no name that begins with an underscore; got {name!r:.60}")
+
+
+class Generation(Extension):
+    """The tag `generation`, which marks answers for training, and writes what stands in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("write"), [], [], body).set_lineno(line)
+
+    def write(self, caller: Callable[[], str]) -> str:
+        return caller()
