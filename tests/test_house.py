@@ -53,7 +53,6 @@ COMPUTES_NAMES = {  # files that import a module by a name which stands nowhere 
 MAY_LOOK_UP = {
     "tarnn.auto_classes": {"huggingface", "conversion"},  # when transformers asks for a class of theirs
     "tarnn.decoding.opening": {"conversion", "tasks"},  # until families make what runs
-    "tarnn.decoding.lm": {"tasks"},  # its tokenizer
 }
 
 

@@ -16,8 +16,9 @@ import torch
 
 import tarnn
 from tarnn.data.tokenizers import train_bpe
+from tarnn.decoding.tokenizer import open_tokenizer
 from tarnn.kernels.cpu import library
-from tarnn.tasks.checkpoint import open_model, open_tokenizer
+from tarnn.tasks.checkpoint import open_model
 
 TARNN = Path(sys.executable).with_name("tarnn")
 

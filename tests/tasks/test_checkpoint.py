@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, GPT2Config
 
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.decoding.tokenizer import open_tokenizer
 from tarnn.errors import UserError
-from tarnn.tasks.checkpoint import open_config, open_model, open_tokenizer
+from tarnn.tasks.checkpoint import open_config, open_model
 from tarnn.weight_files import read_header
 
 
@@ -106,6 +107,6 @@ def test_a_missing_or_broken_tokenizer_is_told(folder):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer in .* can't be read"):
         open_tokenizer(folder)
-    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="holds no tokenizer"):
         open_tokenizer(folder)

@@ -14,9 +14,10 @@ from tarnn.cli.converted import is_converted, predict_converted
 from tarnn.cli.generate import pick_device
 from tarnn.data.files import field_of, is_file, is_table, lines_of, looks_like_path, read_rows
 from tarnn.data.saved_tokenizer import check_ids
+from tarnn.decoding.tokenizer import open_tokenizer
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, task_of
-from tarnn.tasks.checkpoint import open_config, open_model, open_tokenizer
+from tarnn.tasks.checkpoint import open_config, open_model
 from tarnn.training.evaluation import trained
 
 PREDICTED = tuple(name for name, task in TASKS.items() if task.next == "predict")

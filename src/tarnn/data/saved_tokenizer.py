@@ -1,11 +1,10 @@
-"""The tokenizer of a folder that anybody may have written, and its chat template: as data, with one sentence for a fault.
+"""The tokenizer of a folder that anybody may have written, as data, with one sentence for a fault.
 
 The classes of tokenizers that transformers itself has are the only ones that are made. Names in the files that lead to
 code in the folder (`auto_map`) are not followed, and no question is asked: for such a class, tokenizer.json says
-enough. A chat template is a program in Jinja, which runs in transformers' sandbox, on plain data.
+enough. What runs as a model's program reads tokenizer.json alone (`tarnn.decoding.tokenizer`).
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,43 +49,3 @@ def check_ids(ids: Any, vocab_size: int) -> None:
             f"the tokenizer makes ids up to {largest} but the model knows {vocab_size}: they don't belong together. "
             "Put the model's own tokenizer into the checkpoint."
         )
-
-
-FILE = "chat_template.jinja"
-
-
-def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The template of a tokenizer's folder, or None. settings: what is in its tokenizer_config.json.
-
-    Of several the one called "default". Raises UserError where it can't be read.
-    """
-    file = folder / FILE
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"the chat template {file} can't be read: {error}. Copy it from its origin.") from error
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        by_name = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
-        template = by_name.get("default")
-    if not isinstance(template, str | None):
-        raise UserError(f"chat_template in {folder}/tokenizer_config.json must be a text; got {template!r:.60}.")
-    return template
-
-
-def render(
-    template: str, messages: Sequence[Mapping[str, str]], special: Mapping[str, str], *, answer_follows: bool
-) -> str:
-    """The conversation as one text. special: tokens that the template may write, as bos_token.
-
-    answer_follows: up to where the next answer begins. Raises whatever a template raises that doesn't take these messages.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    conversation: list[Any] = [dict(message) for message in messages]
-    names: dict[str, Any] = dict(special)
-    rendered: Any = render_jinja_template(
-        [conversation], chat_template=template, add_generation_prompt=answer_follows, **names
-    )
-    return str(rendered[0][0] if isinstance(rendered, tuple) else rendered[0])

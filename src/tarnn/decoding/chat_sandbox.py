@@ -27,10 +27,10 @@ MOST_BITS = 4096  # of a product or power
 LEFT: ContextVar[list[int]] = ContextVar("allowance")
 TOO_MUCH = "it takes too many steps, or writes more than a conversation can need"
 # filters that write their values as texts, and those that only look at the first item or the length
-WRITING = set(
-    "capitalize e escape forceescape format indent join lower replace safe string striptags sum title tojson trim truncate "
-    "upper urlencode wordcount".split()
-)
+WRITING = {
+    "capitalize", "e", "escape", "forceescape", "format", "indent", "join", "lower", "replace", "safe", "string", "striptags",
+    "sum", "title", "tojson", "trim", "truncate", "upper", "urlencode", "wordcount",
+}  # fmt: skip
 LOOKING = {"attr", "count", "d", "default", "first", "last", "length"}
 LEFT_OUT = {"batch", "center", "filesizeformat", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr"}
 METHODS_LEFT_OUT = {"encode", "expandtabs", "maketrans", "translate"}
@@ -95,7 +95,7 @@ class Environment(ImmutableSandboxedEnvironment):
         pay(ITEM + size(result))
         return result
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         method = getattr(__obj, "__wrapped__", __obj)
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
@@ -180,7 +180,9 @@ def check_product(operator: str, left: Any, right: Any) -> None:
         if bits > MOST_BITS:
             raise TemplateError(TOO_MUCH)
     elif operator == "*":
-        pay(max(size(left) * right if isinstance(right, int) else 0, size(right) * left if isinstance(left, int) else 0))
+        pay(
+            max(size(left) * right if isinstance(right, int) else 0, size(right) * left if isinstance(left, int) else 0)
+        )
 
 
 def check_format(text: str) -> None:
@@ -209,7 +211,7 @@ def metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             args = tuple(list(x) if isinstance(x, GeneratorType) else x for x in args)
             pay(cost_of_filter(name, args, kwargs))
         elif name not in LOOKING:
-            pay(sum(map(size, args)))
+            pay(ITEM * sum(map(size, args)))
         result = function(*args, **kwargs)
         pay(STEP if name in LOOKING else STEP + size(result))
         return result
@@ -263,7 +265,7 @@ class TemplateDict:
 class TemplateNamespace(Namespace):
     """A template's `namespace`, which takes no names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args  # so that a template may name a variable `self`
         values = dict(*rest, **kwargs)
         for name in values:

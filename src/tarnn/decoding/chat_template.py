@@ -5,6 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from tarnn.decoding import chat_sandbox
 from tarnn.errors import UserError
 
@@ -33,7 +35,9 @@ def read_chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, 
         if not isinstance(template, str):
             raise UserError(f"chat_template in {folder}/tokenizer_config.json must be a text; got {template!r:.60}.")
         if len(template) > LONGEST:
-            raise UserError(f"a chat template in {folder} has {len(template):,} characters; expected at most {LONGEST:,}.")
+            raise UserError(
+                f"a chat template in {folder} has {len(template):,} characters; expected at most {LONGEST:,}."
+            )
     return templates
 
 
@@ -49,7 +53,10 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -
     chat_sandbox.LEFT.set([2**62])
     characters = chat_sandbox.weight(context)
     chat_sandbox.LEFT.set([chat_sandbox.ALLOWANCE + chat_sandbox.PER_CHARACTER * characters])
-    return compiled.render(context)
+    try:
+        return compiled.render(context)
+    except RecursionError:
+        raise TemplateError(chat_sandbox.TOO_MUCH) from None
 
 
 @lru_cache(maxsize=64)

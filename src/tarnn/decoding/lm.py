@@ -240,7 +240,7 @@ def load(
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Any:
     """Open the tokenizer of a folder; one without, for 256 tokens, is of bytes. Raises UserError where there is none."""
-    from tarnn.tasks.checkpoint import SavedTokenizer, open_tokenizer
+    from tarnn.decoding.tokenizer import SavedTokenizer, open_tokenizer
 
     if vocab_size == 256 and not (folder / "tokenizer.json").is_file():
         return SavedTokenizer(byte_tokenizer().backend_tokenizer, None, None)

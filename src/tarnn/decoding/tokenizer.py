@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from tarnn.decoding.chat_template import DEFAULT, WITH_TOOLS, read_chat_templates, render
 from tarnn.errors import UserError
@@ -83,8 +83,9 @@ class SavedTokenizer:
 def open_tokenizer(path: str | Path) -> SavedTokenizer:
     """Open the tokenizer saved beside a model. Raises UserError where it is missing or can't be read.
 
-    It is read from tokenizer.json, whatever class tokenizer_config.json names; special tokens, added tokens and templates
-    are read from the other files.
+    It is read from tokenizer.json, whatever class tokenizer_config.json names, and that file says which tokens stand around a
+    text (as in transformers, whatever add_bos_token says). Special tokens, added tokens and templates are read from the
+    other files.
     """
     folder = Path(path)
     if not (folder / FILE).is_file():
@@ -100,7 +101,6 @@ def open_tokenizer(path: str | Path) -> SavedTokenizer:
             raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
         backend.add_special_tokens([x for x in special.values() if backend.token_to_id(x) is not None])
         bos, eos = (backend.token_to_id(special[name]) if name in special else None for name in NAMED[:2])
-        put_around(backend, settings, special)
     except UserError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exceptions
@@ -154,23 +154,9 @@ def add_tokens(backend: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
         if repr(token) not in known:
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != i:
-            raise ValueError(f"the token {token.content!r:.60} has the id {backend.token_to_id(token.content)}, not {i}")
+            raise ValueError(
+                f"the token {token.content!r:.60} has the id {backend.token_to_id(token.content)}, not {i}"
+            )
     more = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     texts = [text_of(x) for x in (more.values() if isinstance(more, dict) else more)]
     backend.add_special_tokens([x for x in texts if backend.token_to_id(x) is not None])
-
-
-def put_around(backend: Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Put bos and eos around every text where add_bos_token or add_eos_token stands in the settings, as transformers does.
-
-    Otherwise tokenizer.json says what stands around a text.
-    """
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
-        return
-    first = [special["bos_token"]] if settings.get("add_bos_token") and "bos_token" in special else []
-    last = [special["eos_token"]] if settings.get("add_eos_token") and "eos_token" in special else []
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *first, "$B:1", *last],
-        special_tokens=[(x, backend.token_to_id(x)) for x in {*first, *last}],
-    )

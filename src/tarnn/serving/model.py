@@ -8,9 +8,9 @@ from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.opening import Opened, open_step
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.streaming import decoder
+from tarnn.decoding.tokenizer import open_tokenizer
 from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels
-from tarnn.tasks.checkpoint import open_tokenizer
 
 
 class StateKey(NamedTuple):

@@ -4,17 +4,14 @@ Only data is read: JSON, and safetensors. transformers' own loaders would follow
 folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 
 from tarnn.checkpoint_keys import CONVERTED
-from tarnn.data.saved_tokenizer import read_chat_template, render
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.huggingface.config import TarnnConfig
@@ -29,7 +26,6 @@ GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate
 MOST_LAYERS = 10_000
 # models without a task → the example that trains and uses one
 EXAMPLES = {"TarnnForConditionalGeneration": "examples/pairs.py", "TarnnForTokenClassification": "examples/words.py"}
-SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
 def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnConfig:
@@ -155,55 +151,3 @@ def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:
             f"{file}: eos_token_id must be a token below {config.vocab_size}, or a list of them; got {found!r:.60}."
         )
     return frozenset(ids)
-
-
-@dataclass(frozen=True)
-class SavedTokenizer:
-    """Tokenizer of a prompt and its continuation. special: its special tokens, by their names, such as bos_token."""
-
-    backend_tokenizer: Tokenizer
-    bos_token_id: int | None
-    eos_token_id: int | None
-    chat_template: str | None = None
-    special: Mapping[str, str] = field(default_factory=dict)
-
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        return self.backend_tokenizer.decode([*map(int, ids)], skip_special_tokens=skip_special_tokens)
-
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool = False, add_generation_prompt: bool = False
-    ) -> str:
-        """The conversation as one text, as tokenizers of transformers write it with tokenize=False. There must be a template."""
-        assert self.chat_template is not None
-        assert not tokenize
-        return render(self.chat_template, messages, self.special, answer_follows=add_generation_prompt)
-
-
-def open_tokenizer(path: str | Path) -> SavedTokenizer:
-    """The tokenizer saved beside the model; UserError where it is missing or can't be read.
-
-    It is read from tokenizer.json whatever class tokenizer_config.json names; of that only the special tokens count.
-    """
-    folder = Path(path)
-    for name in ("tokenizer_config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise UserError(f"{path} holds no tokenizer ({name}). Copy it from the checkpoint's origin.")
-    settings = read_json(folder / "tokenizer_config.json")
-    named = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
-    special: dict[str, Any] = {
-        name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()
-    }
-    try:
-        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        if unknown := [token for token in special.values() if backend.token_to_id(token) is None]:
-            raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
-        backend.add_special_tokens(list(special.values()))
-        bos, eos = (backend.token_to_id(special[name]) if name in special else None for name in SPECIAL[:2])
-        template = read_chat_template(folder, settings)
-        return SavedTokenizer(backend, bos, eos, template, special)
-    except UserError:
-        raise
-    except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise UserError(
-            f"the tokenizer in {path} can't be read: {' '.join(str(error).split())}. Copy it from the checkpoint's origin."
-        ) from error

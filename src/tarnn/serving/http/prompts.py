@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.tokenizers import byte_characters, encode
 from tarnn.decoding.prompt import first_ids, separator_of
+from tarnn.decoding.tokenizer import SavedTokenizer
 from tarnn.errors import UserError
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import TokenLogprob
-from tarnn.tasks.checkpoint import SavedTokenizer
 
 Ids = Int[np.ndarray, " t"]
 MODELS = 16  # whose tables are kept
