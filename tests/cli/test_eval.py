@@ -105,7 +105,7 @@ def test_weights_of_fewer_bits_are_those_of_the_fused_step(command, sources, tmp
     assert "fused step, int8 weights" in outcomes["--weights", "int8"].err
     run_of("masked-lm", sources, command, tmp_path / "masked")
     outcome = command("eval", tmp_path / "masked", "--weights", "int8")
-    assert outcome.is_refusal("--weights is for tarnn's own models of text")
+    assert outcome.is_refusal("--weights is for language models")
 
 
 def test_a_confusion_table_and_accuracy(command, sources, tmp_path):

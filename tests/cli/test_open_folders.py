@@ -1,11 +1,13 @@
 """The commands on folders of transformers' language models."""
 
 import json
+import math
 
 import pytest
 import torch
 from support.open_folders import make_folder
-from transformers import AutoModelForCausalLM
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tarnn
 
@@ -53,6 +55,31 @@ def test_info_counts_what_there_is(command, folder):
     assert f"{facts['architecture']}" in page
     assert "CPU step    fused step (int8 weights)" in page
     assert f"{facts['state_bytes_per_token']} bytes per token" in page
+
+
+def test_eval_measures_the_step(command, folder, tmp_path):
+    """Bits per byte are those of transformers, and with int8 a little else."""
+    text = tmp_path / "a.txt"
+    text.write_text("Wunderland ist ueberall. " * 8)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor(tokenizer(text.read_text())["input_ids"])[None]
+    with torch.no_grad():
+        nats = cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:]).item()
+    outcomes = [command("eval", folder, text, "--json", *x) for x in ((), ("--weights", "int8"))]
+    plain, bytewise = (json.loads(x.out)["bits_per_byte"] for x in outcomes)
+    assert plain == pytest.approx(nats / math.log(2), rel=1e-5)
+    assert 1e-6 < abs(bytewise / plain - 1) < 0.1
+    assert "fused step, float32 weights" in outcomes[0].err
+    assert "fused step, int8 weights" in outcomes[1].err
+
+
+def test_eval_of_what_has_no_step(command, tmp_path):
+    """Transformers computes it, and a line says why; with --weights it is refused."""
+    made = make_folder(tmp_path / "window", "Mistral", sliding_window=8)
+    (tmp_path / "a.txt").write_text("Wunderland ist ueberall.")
+    outcome = command("eval", made, tmp_path / "a.txt")
+    assert (outcome.code, "computed by transformers: this MistralForCausalLM" in outcome.err) == (0, True)
+    assert command("eval", made, tmp_path / "a.txt", "--weights", "int8").is_refusal("sliding window")
 
 
 def test_it_samples_as_the_folder_says(command, tmp_path):

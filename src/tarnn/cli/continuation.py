@@ -24,6 +24,7 @@ from tarnn.decoding.streaming import KEEP, StopStrings, TextStream
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.log import Log
+from tarnn.ops import KVCache
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None, state_in: Path | None) -> bytes:
@@ -126,11 +127,11 @@ def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int)
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
         if request.cache is None:
             return TokenLoop(model, model.new_state(1, room), step=model.step), []
-        grows = any(layer.grows for layer in model.new_state(1, 0).layers)
-        if not grows or model.dtype != torch.float32:
+        kept = {x.k.dtype for x in model.new_state(1, 0).layers if isinstance(x, KVCache)}
+        if kept != {torch.float32}:
             raise UserError(
-                f"--cache {request.cache} is for softmax layers of a model in float32; this one "
-                f"{f'is in {model.dtype}' if grows else 'has none'}. Leave it out."
+                f"--cache {request.cache} is for softmax layers that keep float32; this model "
+                f"{f'keeps {kept.pop()}' if kept else 'has none'}. Leave it out."
             )
         return TokenLoop(model, model.new_state(1, room, torch.bfloat16), step=model.step), []
     state, logits, recent = load_state(request.state_in, model, room=room)

@@ -65,6 +65,7 @@ def measure(
     weights: Weights | None = None,
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
+    from tarnn.decoding.logits import OpenedLogits
     from tarnn.json_file import read_json
     from tarnn.matmul import fast_matmul, product_size
     from tarnn.tasks import TASKS
@@ -75,31 +76,39 @@ def measure(
     ours = not file.is_file() or read_json(file).get("model_type") in types
     model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
-    if weights:
-        model = fused(model, about["task"], ours, weights)
     length = example_length(model.config, task)
+    if weights or (not ours and device.type == "cpu" and not is_converted(checkpoint)):
+        model = by_step(model, about["task"], weights, report)
     batch_size = batch_size or rows_at_once(model.config, length)
     batches = task.validation(batch_size)
     track = partial(track_batches, report=report)
-    if weights:
-        report(f"tarnn: products of the fused step, {weights} weights")
+    if isinstance(model, OpenedLogits):
+        report(f"tarnn: products of the fused step, {model.opened.weights} weights")
         return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
     with fast_matmul(product_size(model, batch_size * length)) as products:
         report(f"tarnn: float32 products: {products.why}")
         return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
 
 
-def fused(model: Any, task: str, ours: bool, weights: Weights) -> Any:
-    """The model with logits of the fused step; UserError where it has none."""
-    from tarnn.decoding.logits import FusedLogits
-    from tarnn.decoding.plan import Refusal
+def by_step(model: Any, task: str, weights: Weights | None, report: Log) -> Any:
+    """Return the model with logits of its fused step; where it has none, the model itself, with tarnn's ops in linear layers.
 
-    if not ours or task != "text":
-        raise UserError("--weights is for tarnn's own models of text; leave it out.")
+    Raises UserError where weights are given and it has none.
+    """
+    from tarnn.conversion.opening import patch
+    from tarnn.decoding.logits import OpenedLogits
+    from tarnn.decoding.opening import open_step
+
+    if task != "text":
+        raise UserError("--weights is for language models; leave it out.")
     try:
-        return FusedLogits(model, weights)
-    except Refusal as error:
-        raise UserError(f"--weights {weights}: {error}") from error
+        return OpenedLogits(open_step(model, weights))
+    except ValueError as error:  # Refusal, or UserError
+        if weights:
+            raise UserError(f"--weights {weights}: {error}") from error
+        report(f"tarnn: computed by transformers: {error}")
+    patch(model, report)
+    return model
 
 
 def open_ours(
@@ -134,7 +143,7 @@ def open_other(
     if wrong := [name for name in ("label_field",) if options[name] is not None]:
         raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
     documents = [*read_documents(sources, text_field=options["text_field"] or "text", log=report)]
-    model = open_pretrained(checkpoint, report=report).to(device)
+    model = open_pretrained(checkpoint, text_only=True, report=report).to(device)
     if not is_causal_lm(model):
         raise UserError(
             f"{checkpoint} holds a {type(model).__name__}; of models of transformers `tarnn eval` measures those that guess the "

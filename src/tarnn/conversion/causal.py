@@ -33,7 +33,9 @@ def open_causal(folder: Path, report: Log = silent) -> Any:
         raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}. {families()}")
     model = open_pretrained(folder, converted=False, text_only=True, report=report)
     if not model.can_generate():
-        raise UserError(f"{folder} holds a {type(model).__name__}, which writes no text; expected a language model.")
+        raise UserError(
+            f"{folder} holds a {type(model).__name__}, which writes no text; expected one of the causal language models."
+        )
     return model
 
 

@@ -1,25 +1,27 @@
-"""Logits of whole texts by the fused step: what a model says with weights of fewer bits, as it says it while it generates."""
+"""Logits of whole texts by a step: what a model says with weights of fewer bits, as it says it while it generates."""
 
 from types import SimpleNamespace
-from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.opening import Opened
 
 
-class FusedLogits:
-    """A causal model whose `forward` is `FusedStep.prefill` from an empty state. Raises Refusal where it has no fused step."""
+class OpenedLogits:
+    """An opened model whose `forward` is its `prefill` from an empty state. Raises ValueError for a step in plain PyTorch."""
 
-    def __init__(self, model: Any, weights: str):
-        self.model, self.step = model, FusedStep(model, weights)
-        self.device, self.config = model.device, model.config
+    def __init__(self, opened: Opened):
+        if opened.weights is None:
+            raise ValueError(f"this model has no fused step: {'; '.join(opened.about)}. Call the model itself.")
+        self.opened, self.config = opened, opened.config
+        self.device = torch.device("cpu")
 
-    def eval(self) -> "FusedLogits":
+    def eval(self) -> "OpenedLogits":
         return self
 
     def __call__(self, input_ids: Int[Tensor, "b t"], use_cache: bool = False) -> SimpleNamespace:
         """logits (b, t, v), float32."""
-        state = self.model.new_state(*input_ids.shape)
-        return SimpleNamespace(logits=self.step.prefill(input_ids, state, inplace=True, every=True)[0])
+        state = self.opened.new_state(*input_ids.shape)
+        return SimpleNamespace(logits=self.opened.prefill(input_ids, state, inplace=True, every=True)[0])

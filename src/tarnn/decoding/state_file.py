@@ -74,7 +74,7 @@ def load_state(path: str | Path, model: Any, *, room: int = 0) -> SavedState:
     tensors = load(path, key_of(model), writer=f"`tarnn generate --state-out {path}`").tensors
     tensors = {name: x.to(model.device) for name, x in tensors.items()}
     logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
-    empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors, model))
+    empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
 
@@ -84,10 +84,10 @@ def cache_length(tensors: dict[str, Tensor]) -> int:
     return max((x.shape[2] for name, x in tensors.items() if name.endswith(".k") and x.ndim == 4), default=0)
 
 
-def cache_dtype(tensors: dict[str, Tensor], model: Any) -> torch.dtype | None:
-    """bfloat16 where a model in float32 kept its keys in that; else None, the model's own."""
+def cache_dtype(tensors: dict[str, Tensor]) -> torch.dtype | None:
+    """Return bfloat16 where keys were kept in that; else None, the model's own."""
     kept = {x.dtype for name, x in tensors.items() if name.endswith(".k")}
-    return torch.bfloat16 if kept == {torch.bfloat16} and model.dtype == torch.float32 else None
+    return torch.bfloat16 if kept == {torch.bfloat16} else None
 
 
 def check_writable(path: str | Path, what: str = "the state") -> None:

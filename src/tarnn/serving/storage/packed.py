@@ -72,7 +72,7 @@ class Packer:
         position, logits = found.pop("position"), found.pop("logits")
         empty = self._empty
         if self._grows:
-            empty = self._model.new_state(1, cache_length(found), cache_dtype=cache_dtype(found, self._model))
+            empty = self._model.new_state(1, cache_length(found), cache_dtype=cache_dtype(found))
         layers = [
             layer.filled(fields) if (fields := fields_of(found, f"layers.{i}.")) else layer
             for i, layer in enumerate(empty.layers)
