@@ -25,7 +25,7 @@ ROOMS = {
     "parallel": {"kernels", "ops", "feature_maps", "attention", "models"},  # wraps them from outside
     "analysis": {"ops", "feature_maps", "attention", "models"},
     "program": {"kernels", "ops", "models"},
-    "families": {"program"},
+    "families": {"program", "models", "feature_maps", "attention"},
     # decoding and its entrance in huggingface look into kernels for the fused step
     "decoding": {"program", "families", "kernels", "ops", "feature_maps", "attention", "models", "data"},
     "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
@@ -53,6 +53,7 @@ COMPUTES_NAMES = {  # files that import a module by a name which stands nowhere 
 MAY_LOOK_UP = {
     "tarnn.auto_classes": {"huggingface", "conversion"},  # when transformers asks for a class of theirs
     "tarnn.decoding.opening": {"conversion", "tasks"},  # until families make what runs
+    "tarnn.program.state": {"attention"},  # when a program has a layer of that kind
 }
 
 

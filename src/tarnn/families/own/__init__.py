@@ -1,0 +1,1 @@
+"""Programs of tarnn's own models: texts (`model_type` tarnn) and images (tarnn_image)."""
