@@ -96,6 +96,8 @@ class Environment(ImmutableSandboxedEnvironment):
         return result
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if __obj is pay or __obj is joined or __obj is compared or __obj is held:
+            return __obj(*args)
         method = getattr(__obj, "__wrapped__", __obj)
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
