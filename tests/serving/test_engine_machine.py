@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from support.open_folders import CONFIGS
 from support.served import NO_ENDS, alone, answer, prompt
 
 from tarnn.serving import pool, scheduler
@@ -151,7 +152,9 @@ class Machine(RuleBasedStateMachine):
         return alone(self.model, request, choice)
 
 
-@pytest.mark.parametrize(("kind", "stored"), [("decay", True), ("rotary", False), ("hybrid", True)])
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("decay", True), ("rotary", False), ("hybrid", True), ("Qwen3.5", True), ("Llama", True)]
+)
 def test_answers_of_any_history(served, kind, stored, monkeypatch):
     monkeypatch.setattr(scheduler, "MOST_UNREAD", 5)
     monkeypatch.setattr(scheduler, "LOOK", 2)
@@ -165,7 +168,7 @@ def test_answers_of_any_history(served, kind, stored, monkeypatch):
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-@pytest.mark.parametrize("kind", ["linear", "decay", "rotary", "log-weighted", "hybrid"])
+@pytest.mark.parametrize("kind", ["linear", "decay", "rotary", "log-weighted", "hybrid", *CONFIGS])
 def test_equals_the_token_loop_alone(engine, served, kind, weights):
     one = engine(kind, weights, max_rows=5, prefill_piece=16)
     requests = [

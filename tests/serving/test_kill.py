@@ -5,5 +5,6 @@ from support.kill_serve import kill_under_load
 
 
 @pytest.mark.slow
-def test_a_killed_server_remembers_what_it_has_told(served_folder, tmp_path):
-    assert kill_under_load(served_folder("linear"), tmp_path, rounds=2) > 0
+@pytest.mark.parametrize("kind", ["linear", "Qwen3.5"])
+def test_a_killed_server_remembers_what_it_has_told(served_folder, tmp_path, kind):
+    assert kill_under_load(served_folder(kind), tmp_path, rounds=2) > 0

@@ -19,7 +19,7 @@ def run(engine, **options):
     return [token for event in events for token in event.tokens], events[-1].snapshot, stream.usage.cached_tokens
 
 
-@pytest.mark.parametrize("kind", ["linear", "hybrid", "log-weighted"])
+@pytest.mark.parametrize("kind", ["linear", "hybrid", "log-weighted", "Llama", "Qwen3.5", "Mamba-2"])
 def test_a_restart_changes_no_bit(served, tmp_path, kind):
     model = served(kind)
     cold = Request(prompt=PROMPT, sampling=Sampling(seed=3), max_tokens=20, end_ids=frozenset())

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from support.open_folders import CONFIGS, make_folder
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.draws import RowSampling, draw_rows
 from tarnn.decoding.loop import TokenLoop
@@ -34,7 +35,10 @@ NO_ENDS: frozenset[int] = frozenset()
 
 
 def save_served(folder, kind):
-    """A model with random weights, and a tokenizer whose ids are bytes."""
+    """A model with random weights, of our own and a tokenizer whose ids are bytes, or of one of transformers' families."""
+    if kind in CONFIGS:
+        make_folder(folder, kind)
+        return
     torch.manual_seed(0)
     TarnnForCausalLM(TarnnConfig(**TEXT | TEXTS[kind])).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)

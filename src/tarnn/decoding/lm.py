@@ -20,6 +20,7 @@ from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.opening import Opened, open_step
 from tarnn.decoding.prompt import prompt_ids
 from tarnn.decoding.streaming import KEEP, TextStream, decoder
+from tarnn.decoding.tokenizer import SavedTokenizer, open_tokenizer
 from tarnn.log import Log, silent
 from tarnn.models.state import ModelState
 
@@ -240,8 +241,6 @@ def load(
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Any:
     """Open the tokenizer of a folder; one without, for 256 tokens, is of bytes. Raises UserError where there is none."""
-    from tarnn.decoding.tokenizer import SavedTokenizer, open_tokenizer
-
     if vocab_size == 256 and not (folder / "tokenizer.json").is_file():
         return SavedTokenizer(byte_tokenizer().backend_tokenizer, None, None)
     return open_tokenizer(folder)

@@ -1,0 +1,68 @@
+"""Folders of transformers' families are served as our own are: what the folder says, and what a killed server kept."""
+
+import asyncio
+
+import httpx
+import pytest
+import torch
+from support.kill_serve import served_by_a_process
+from support.open_folders import make_folder
+from support.served import alone, answer, prompt
+from transformers import AutoTokenizer
+
+from tarnn.serving.engine import Engine
+from tarnn.serving.http.chat_template import opened
+from tarnn.serving.http.prompts import prompt_ids
+from tarnn.serving.model import open_served, sizes_of
+from tarnn.serving.request import Request, Sampling
+
+ASK = [{"role": "user", "content": "Who is Ishmael?"}]
+
+
+def test_weights_ends_and_template_are_the_folders(tmp_path):
+    """Opened in bfloat16, ended by generation_config.json, asked by its own template."""
+    model = open_served(make_folder(tmp_path / "tiny", "Qwen3.5", torch.bfloat16))
+    assert model.key.weights == "bfloat16"
+    assert model.model.end_ids == {257, 259}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    wanted = tokenizer.apply_chat_template(ASK, add_generation_prompt=True, return_dict=False)
+    assert opened(model, ASK)[0].tolist() == wanted
+    sizes = sizes_of(model)
+    assert sizes.state_bytes + 9 * sizes.state_bytes_per_token == model.model.new_state(1, 9).nbytes
+    request = Request(prompt(9), 40, Sampling(temperature=0))
+    with Engine(model) as engine:
+        [(_, tokens, finish, _)] = answer(engine.submit(request))
+    assert tokens == alone(model, request)[0]
+    assert (finish == "stop") == (tokens[-1] in (257, 259))
+
+
+@pytest.mark.parametrize("family", ["Qwen3.5", pytest.param("Llama", marks=pytest.mark.slow)])
+def test_a_killed_server_goes_on(tmp_path, family):
+    """After kill −9 a state that was held is continued to the same bits, and a conversation is answered with the same."""
+    folder, chat = make_folder(tmp_path / "tiny", family), {"messages": ASK, "max_tokens": 9, "temperature": 0}
+    chat |= {"logprobs": True, "top_logprobs": 3}
+    with served_by_a_process(folder, tmp_path / "states") as (process, address):
+        first = post(address, "/v1/chat/completions", chat)
+        held = post(address, "/v1/states", {"text": "Call me Ishmael. " * 9})
+        before = post(address, "/v1/completions", {"state": held["id"], "prompt": "Some", "max_tokens": 9, "seed": 3})
+        process.kill()
+        process.wait()
+    with served_by_a_process(folder, tmp_path / "states") as (_, address):
+        again = post(address, "/v1/chat/completions", chat)
+        after = post(address, "/v1/completions", {"state": held["id"], "prompt": "Some", "max_tokens": 9, "seed": 3})
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == held["tokens"] == 17 * 9
+    assert again["choices"] == first["choices"]
+    assert after["choices"] == before["choices"]
+
+
+def post(address, path, body):
+    return httpx.post(address + path, json=body, timeout=60).raise_for_status().json()
+
+
+def test_a_text_begins_as_its_tokenizer_says(tmp_path):
+    """A completion's prompt gets <|bos|> in front, as transformers' tokenizer puts it; what goes on from a state does not."""
+    model = open_served(make_folder(tmp_path / "tiny", "Llama", begins=True))
+    wanted = AutoTokenizer.from_pretrained(tmp_path / "tiny")("Call me")["input_ids"]
+    assert asyncio.run(prompt_ids(model, "Call me", "prompt", most=99)).tolist() == wanted
+    assert asyncio.run(prompt_ids(model, "Call me", "prompt", most=99, goes_on=True)).tolist() == wanted[1:]
+    assert asyncio.run(prompt_ids(model, "", "prompt", most=99)).tolist() == wanted[:1]
