@@ -14,6 +14,7 @@ from tarnn.program.recording import (
     ProgramError,
     Recorder,
     apply,
+    clamp,
     delta,
     features,
     filter,
@@ -24,6 +25,7 @@ from tarnn.program.recording import (
     mix,
     norm,
     product,
+    products,
     rotate,
     softmax,
 )
@@ -59,6 +61,7 @@ def recorded(x, *shapes):
 
 X = randn(T, 12)
 W, B, GAIN = randn(5, 12), randn(5), randn(12)
+BLOCKS, BIAS = randn(2, 3, 12), randn(4)
 HEADED = randn(3, 5, 4), randn(3, 5)
 MU, TAPS = randn(2, 12), randn(12, 3)
 OMEGA, MAP_BIAS = randn(3, 6, 4), randn(3, 6)
@@ -78,6 +81,12 @@ def turned(x, frequencies, interleaved):
 F64, F32 = torch.tensor([1.0, 0.3]).double(), torch.tensor([1.0, 0.3])
 SIMPLE = {
     "product": (lambda r, x: product(x, W, B), lambda x: x @ W.T + B),
+    "a product of blocks": (
+        lambda r, x: product(x, BLOCKS[:, 1:], BIAS),
+        lambda x: torch.stack([x @ w for b in BLOCKS for w in b[1:]], 1) + BIAS,
+    ),
+    "products behind one another": (lambda r, x: products(x, W, BLOCKS), lambda x: x @ torch.cat([W, BLOCKS.flatten(0, 1)]).T),
+    "clamp": (lambda r, x: clamp(x, -0.5, 0.25), lambda x: x.minimum(torch.tensor(0.25)).maximum(torch.tensor(-0.5))),
     "head_product": (
         lambda r, x: head_product(heads(x, 3), *HEADED),
         lambda x: torch.einsum("hon,thn->tho", HEADED[0], x.unflatten(1, (3, 4))).add(HEADED[1]).flatten(1),

@@ -22,6 +22,7 @@ from tarnn.program.recording import (
     mix,
     norm,
     product,
+    products,
     rotate,
     softmax,
 )
@@ -127,7 +128,9 @@ class Drawn:
         q_heads, k_heads, v_heads = self.random.choice([(2, 2, 4), (3, 3, 3), (4, 2, 2)])
         state, sizes = self.record.state("GatedDeltaState"), (q_heads * 4, k_heads * 4, v_heads * 5)
         taps, bias = self.weight(sum(sizes), 3, scale=0.5), self.random.choice([None, self.weight(sum(sizes))])
-        mixed = filter(self.into(x, sum(sizes)), taps, state, bias, function=self.random.choice(["silu", "identity"]))
+        rows = [self.weight(size, x.size) for size in sizes[:2]]
+        whole = self.random.choice([products(x, *rows, self.weight(5, v_heads, x.size)), self.into(x, sum(sizes))])
+        mixed = filter(whole, taps, state, bias, function=self.random.choice(["silu", "identity"]))
         q, k, v = (heads(y, h) for y, h in zip(mixed.split(*sizes), (q_heads, k_heads, v_heads), strict=True))
         q, k, n = norm(q, eps=1e-6, kind="l2") * 0.5, norm(k, eps=1e-6, kind="l2"), max(k_heads, v_heads)
         beta = heads(apply(self.into(x, n, exact=True), "sigmoid"), n)

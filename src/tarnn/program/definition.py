@@ -55,7 +55,7 @@ def run(
         recurrent = RECURRENT.get(instruction.kind)
         outputs = over_rows(recurrent, call, inputs, rows) if recurrent else ROW_WISE[instruction.kind](call, *inputs)
         for view, x in zip(instruction.outputs, outputs, strict=True):
-            registers[view.register] = x.reshape(len(tokens.ids), view.size)
+            _write(program, registers, view, x.reshape(len(tokens.ids), view.size))
         for view in instruction.inputs:
             if last_read[view.register] == i:
                 registers.pop(view.register, None)
@@ -77,6 +77,16 @@ def over_rows(function: Recurrent, call: Call, inputs: Sequence[Tensor], rows: l
 
 def _read(registers: dict[int, Tensor], view: View) -> Tensor:
     return registers[view.register][:, view.offset : view.offset + view.size].unflatten(1, (view.heads, view.width))
+
+
+def _write(program: Program, registers: dict[int, Tensor], view: View, x: Tensor) -> None:
+    """Put a register's numbers, or a part of them, where they are read."""
+    size = program.registers[view.register]
+    if view.size == size:
+        registers[view.register] = x
+    else:
+        whole = registers.setdefault(view.register, x.new_zeros(len(x), size))
+        whole[:, view.offset : view.offset + view.size] = x
 
 
 def _check(program: Program, ids: Sequence[Tensor], states: Sequence[RowState], positions: Sequence[int]) -> None:

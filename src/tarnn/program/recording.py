@@ -150,23 +150,25 @@ class Recorder:
             return self.add(kind, (a,), [(a.heads, a.width)], {"weight": b})[0]
         return self.add(kind, (a,), [(a.heads, a.width)], numbers={"number": float(b)})[0]
 
+    def room(self, size: int) -> Register:
+        """Return a register that instructions will write, part by part."""
+        self.registers.append(size)
+        return Register(self, View(len(self.registers) - 1, 0, 1, size))
+
     def add(
         self,
         kind: str,
         inputs: Sequence[Register],
-        outputs: Sequence[tuple[int, int]],
+        outputs: Sequence[tuple[int, int] | Register],
         weights: Mapping[str, Tensor] | None = None,
         numbers: Mapping[str, Number] | None = None,
         states: Sequence[int] = (),
     ) -> tuple[Register, ...]:
-        """Append an instruction. outputs: heads and width of each register that it writes."""
-        made = []
-        for heads_, width in outputs:
-            self.registers.append(heads_ * width)
-            made.append(Register(self, View(len(self.registers) - 1, 0, heads_, width)))
+        """Append an instruction. outputs: heads and width of each register that it writes, or a part of `room`."""
+        made = tuple(y if isinstance(y, Register) else heads(self.room(y[0] * y[1]), y[0]) for y in outputs)
         views = tuple(x.view for x in inputs), tuple(x.view for x in made)
         self.instructions.append(Instruction(kind, *views, weights or {}, numbers or {}, tuple(states)))
-        return tuple(made)
+        return made
 
 
 def heads(x: Register, num_heads: int) -> Register:
@@ -176,12 +178,32 @@ def heads(x: Register, num_heads: int) -> Register:
 
 
 def product(
-    x: Register, weight: Float[Tensor, "o n"], bias: Float[Tensor, " o"] | None = None, *, exact: bool = False
+    x: Register,
+    weight: Float[Tensor, "o n"] | Float[Tensor, "blocks o n"],
+    bias: Float[Tensor, " o"] | None = None,
+    *,
+    exact: bool = False,
+    to: Register | None = None,
 ) -> Register:
-    """Multiply: W x + bias. exact: never kept as int8 or int4 (what gates, decays and routes)."""
-    _check(weight.shape[1] == x.size, f"a product reads {weight.shape[1]} numbers, and gets {x.size}")
-    _check(bias is None or bias.shape == weight.shape[:1], "a product's bias has another length than its outputs")
-    return x.record.add("product", (x,), [(1, len(weight))], _some(weight=weight, bias=bias), {"exact": exact})[0]
+    """Multiply: W x + bias. exact: never kept as int8 or int4 (what gates, decays and routes).
+
+    A weight of several blocks is a view of rows that do not lie side by side in the checkpoint: W has them one block behind
+    the other. to: the part of a register that is written, by default a new one.
+    """
+    outputs = weight.shape[:-1].numel()
+    _check(weight.shape[-1] == x.size, f"a product reads {weight.shape[-1]} numbers, and gets {x.size}")
+    _check(bias is None or bias.shape == (outputs,), "a product's bias has another length than its outputs")
+    _check(to is None or to.size == outputs, f"a product of {outputs} numbers is no {0 if to is None else to.size}")
+    return x.record.add("product", (x,), [to or (1, outputs)], _some(weight=weight, bias=bias), {"exact": exact})[0]
+
+
+def products(x: Register, *weights: Float[Tensor, "..."]) -> Register:
+    """Multiply by several weights; the outputs follow one another in one register."""
+    sizes = [w.shape[:-1].numel() for w in weights]
+    y = x.record.room(sum(sizes))
+    for w, part in zip(weights, y.split(*sizes), strict=True):
+        product(x, w, to=part)
+    return y
 
 
 def head_product(x: Register, weight: Float[Tensor, "h o n"], bias: Float[Tensor, "h o"] | None = None) -> Register:
@@ -207,6 +229,12 @@ def apply(x: Register, function: str) -> Register:
     """Apply a function of `FUNCTIONS` to each number."""
     _check(function in FUNCTIONS, f"{function} is none of {', '.join(FUNCTIONS)}")
     return x.record.add("apply", (x,), [(x.heads, x.width)], numbers={"function": function})[0]
+
+
+def clamp(x: Register, least: float, most: float) -> Register:
+    """Keep each number from `least` to `most`."""
+    numbers: dict[str, Number] = {"function": "clamp", "least": least, "most": most}
+    return x.record.add("apply", (x,), [(x.heads, x.width)], numbers=numbers)[0]
 
 
 def rotate(x: Register, frequencies: Float[Tensor, " p"], *, interleaved: bool = False) -> Register:

@@ -68,7 +68,7 @@ def embed(call: Call) -> Outputs:
 
 
 def product(call: Call, x: Tensor) -> Outputs:
-    return (F.linear(x.flatten(1), call.weights("weight")[0], call.weight("bias")),)
+    return (F.linear(x.flatten(1), call.weights("weight")[0].flatten(0, -2), call.weight("bias")),)
 
 
 def head_product(call: Call, x: Tensor) -> Outputs:
@@ -127,6 +127,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def apply(call: Call, x: Tensor) -> Outputs:
+    if call.instruction.numbers["function"] == "clamp":
+        return (x.clamp(call.number("least"), call.number("most")),)
     return (FUNCTIONS[str(call.instruction.numbers["function"])](x),)
 
 

@@ -1,0 +1,32 @@
+"""The families by `model_type` of config.json, and the program of a folder."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from tarnn.errors import UserError
+from tarnn.families.config import Config
+from tarnn.families.weights import Weights
+from tarnn.program.instructions import Program
+
+FAMILIES = {  # model_type: the file of this package that reads it
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+}
+
+
+def family_of(config: Config) -> Callable[[Config, Weights], Program]:
+    """Return the function that writes the program of this config. Raises UserError for a model_type that is not known."""
+    name = config.model_type
+    if name not in FAMILIES:
+        raise UserError(f"{config.place}: models of type {name!r:.60} are not handled; expected {', '.join(FAMILIES)}.")
+    program: Callable[[Config, Weights], Program] = import_module(f"tarnn.families.{FAMILIES[name]}").program
+    return program
+
+
+def open_program(folder: str | Path) -> Program:
+    """Read the program of a folder; its weights are mapped, not copied. Raises UserError, in one sentence."""
+    config = Config.read(folder)
+    return family_of(config)(config, Weights.read(folder))

@@ -1,0 +1,77 @@
+"""Parts that many families are built of, written into a program with the names that transformers gives their tensors."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tarnn.families.config import Config
+from tarnn.families.weights import Weights
+from tarnn.program.instructions import Program
+from tarnn.program.recording import LayerState, Recorder, Register, apply, heads, norm, product, rotate, softmax
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Sizes of softmax attention; several query heads may share a key head."""
+
+    queries: int
+    keys: int
+    width: int
+
+    @classmethod
+    def of(cls, config: Config, hidden: int, width: int | None = None) -> "Heads":
+        """Read them. width: the family's default; None: as many as make up the hidden size."""
+        queries = config.size("num_attention_heads")
+        keys = config.size("num_key_value_heads", queries)
+        if queries % keys:
+            config.refuse("num_key_value_heads", keys, f"a divisor of num_attention_heads ({queries})")
+        if hidden % queries and width is None and config.get("head_dim") is None:
+            config.refuse("num_attention_heads", queries, f"a divisor of hidden_size ({hidden})")
+        return cls(queries, keys, config.size("head_dim", width or hidden // queries))
+
+
+def text_model(config: Config, limit: int | None = None) -> Recorder:
+    """Begin the program of a model of tokens."""
+    return Recorder(limit, model_type=config.model_type, vocab_size=config.size("vocab_size"))
+
+
+def dense(x: Register, w: Weights, name: str, outputs: int, *, bias: bool = False, exact: bool = False) -> Register:
+    """Multiply by `name.weight`, and add `name.bias` if there is to be one."""
+    b = w.get(f"{name}.bias", (outputs,)) if bias else None
+    return product(x, w.get(f"{name}.weight", (outputs, x.size)), b, exact=exact)
+
+
+def rms(x: Register, w: Weights, name: str, eps: float, *, from_one: bool = False) -> Register:
+    """Divide each head by its root mean square. from_one: what is multiplied with is 1 + `name.weight`."""
+    gain = w.get(f"{name}.weight", (x.width,))
+    return norm(x, 1 + gain.float() if from_one else gain, eps=eps)
+
+
+def swiglu(x: Register, w: Weights, inner: int, *, bias: bool = False) -> Register:
+    """Compute down(silu(gate x) ⊙ up x)."""
+    gate, up = (dense(x, w, name, inner, bias=bias) for name in ("gate_proj", "up_proj"))
+    return dense(apply(gate, "silu") * up, w, "down_proj", x.size, bias=bias)
+
+
+def attend(
+    q: Register, k: Register, v: Register, state: LayerState, frequencies: Float[Tensor, " p"] | None = None
+) -> Register:
+    """Attend by softmax over all tokens so far, scaled by 1/√d; q and k rotated first, if there are frequencies."""
+    if frequencies is not None:
+        q, k = rotate(q, frequencies), rotate(k, frequencies)
+    return softmax(q, k, v, state, scale=q.width**-0.5)
+
+
+def head(x: Register, config: Config, weights: Weights, embeddings: str) -> Program:
+    """End the program with `lm_head`, or with the embeddings if the config ties them."""
+    shape = config.size("vocab_size"), x.size
+    tied = config.flag("tie_word_embeddings", False)
+    weight = weights.tied("lm_head.weight", embeddings, shape) if tied else weights.get("lm_head.weight", shape)
+    return x.record.head(x, weight)
+
+
+def split_heads(x: Register, *shapes: tuple[int, int]) -> tuple[Register, ...]:
+    """View consecutive channels as so many heads of such a width each."""
+    parts = x.split(*(n * d for n, d in shapes))
+    return tuple(heads(part, n) for part, (n, _) in zip(parts, shapes, strict=True))

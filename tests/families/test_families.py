@@ -1,0 +1,187 @@
+"""Each family against transformers: a released config, narrower, random weights, logits of the definition in float64."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from support.linear_families import forward
+from support.published_configs import PUBLISHED
+
+from tarnn.errors import UserError
+from tarnn.families.by_name import FAMILIES, family_of, open_program
+from tarnn.families.config import Config
+from tarnn.families.weights import Weights
+from tarnn.program.definition import new_states, run
+
+MODELS: dict[str, hf.PreTrainedModel] = {}
+
+
+def model_of(name):
+    """The model of transformers with random weights that leave nothing near zero or one."""
+    if name not in MODELS:
+        torch.manual_seed(0)
+        fields = copy.deepcopy(PUBLISHED[name]) | {"dtype": "float32", "torch_dtype": "float32"}
+        config = hf.AutoConfig.for_model(**fields)
+        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for path, x in model.named_parameters():
+                if path.endswith("A_log"):
+                    x.uniform_(-3, -0.5)
+                elif x.ndim > 1:
+                    x.normal_(std=x.shape[-1] ** -0.5 if x.ndim == 2 else 0.5)
+                else:
+                    x.add_(torch.randn_like(x), alpha=0.2)
+        MODELS[name] = model
+    return MODELS[name]
+
+
+@pytest.fixture(params=PUBLISHED)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(name, tmp_path):
+    """A folder with the published config.json."""
+    model_of(name).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    return tmp_path
+
+
+def rows(*lengths):
+    generator = torch.Generator().manual_seed(len(lengths))
+    return [torch.randint(3, 99, (n,), generator=generator) for n in lengths]
+
+
+def defined(program, ids):
+    """Logits of rows from their first token on, in float64."""
+    states = new_states(program, len(ids), dtype=torch.float64)
+    return run(program, ids, states, positions=[0] * len(ids), dtype=torch.float64)[0]
+
+
+@torch.no_grad()
+def allowed(model, ids, logits):
+    """Twice the largest difference between the ways of transformers: in float64, and token by token."""
+    steps, cache = [], None
+    for i in range(ids.shape[1]):
+        out, cache = forward(model, ids[:, i : i + 1], cache, torch.tensor([[i]]))
+        steps.append(out)
+    double = copy.deepcopy(model).double()(input_ids=ids).logits
+    return 2 * max((torch.cat(steps, 1) - logits).abs().max(), (double - logits).abs().max()).item()
+
+
+@torch.no_grad()
+def test_logits(name, folder):
+    model, ids = model_of(name), torch.stack(rows(23, 23))
+    logits = model(input_ids=ids).logits
+    difference = (defined(open_program(folder), ids) - logits).abs().max().item()
+    assert difference <= allowed(model, ids, logits)
+    assert logits.std() > 0.2
+
+
+@torch.no_grad()
+def test_the_config_that_transformers_writes(name, tmp_path):
+    model, ids = model_of(name), torch.stack(rows(9))
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(
+        defined(open_program(tmp_path), ids).float(), model(input_ids=ids).logits, rtol=0, atol=1e-4
+    )
+
+
+@torch.no_grad()
+def test_greedy_tokens(name, folder):
+    """Of 200 prompts, each next token is the most likely one here too."""
+    prompts = torch.stack(rows(*[3] * 200))
+    written = model_of(name).generate(prompts, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0)
+    logits = defined(open_program(folder), written[:, :-1])[:, 2:]
+    logits[..., 2] = -torch.inf  # the end, which min_new_tokens does not allow
+    assert torch.equal(logits.argmax(-1), written[:, 3:])
+
+
+@torch.no_grad()
+def test_padded_on_the_left_is_a_row_alone(name, folder):
+    lengths = (11, 4, 7)
+    ids, mask = torch.zeros(3, 11, dtype=torch.int64), torch.zeros(3, 11, dtype=torch.int64)
+    for i, row in enumerate(rows(*lengths)):
+        ids[i, 11 - len(row) :], mask[i, 11 - len(row) :] = row, 1
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    out, _ = forward(model_of(name), ids, positions=places, attention_mask=mask)
+    logits = defined(open_program(folder), rows(*lengths))
+    torch.testing.assert_close(torch.stack([x[-1] for x in logits]).float(), out[:, -1], rtol=0, atol=1e-4)
+
+
+def test_steps_are_the_whole(name, folder):
+    program, (ids,) = open_program(folder), rows(8)
+    states, outputs = new_states(program, 1, dtype=torch.float64), []
+    for i, token in enumerate(ids):
+        (out,), states = run(program, [token[None]], states, positions=[i], dtype=torch.float64)
+        outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs), defined(program, [ids])[0], rtol=0, atol=1e-9)
+
+
+def test_large_weights_are_not_copied(name):
+    """All but vectors are views of the tensors in the folder."""
+    tensors = model_of(name).state_dict()
+    config = Config(copy.deepcopy(PUBLISHED[name]))
+    made = family_of(config)(config, Weights.of(tensors))
+    places = {x.untyped_storage().data_ptr() for x in tensors.values()}
+    assert all(x.untyped_storage().data_ptr() in places for x in made.weights() if x.numel() > 99)
+
+
+def test_a_key_that_is_not_known_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (config.get("text_config") or config)["logit_scale"] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"logit_scale = 0.5 is not known for this family"):
+        open_program(folder)
+
+
+def test_tensors_must_be_those_of_the_config(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    taken = next(x for x in tensors if x.endswith("norm.weight"))
+    save_file(tensors | {"model.extra.weight": torch.ones(2)}, file)
+    with pytest.raises(UserError, match=r"weights that its config does not call for: model.extra.weight"):
+        open_program(folder)
+    save_file({x: y for x, y in tensors.items() if x != taken}, file)
+    with pytest.raises(UserError, match=f"lacks the weights {taken}"):
+        open_program(folder)
+    save_file(tensors | {taken: torch.ones(3)}, file)
+    with pytest.raises(UserError, match=rf"has {taken} of shape \(3,\) where the config calls for"):
+        open_program(folder)
+
+
+REFUSED = {
+    "a window": ("Mistral-7B-v0.3", {"sliding_window": 4096}, "sliding_window must be null.* got 4096"),
+    "windows in some layers": ("Qwen2.5-0.5B", {"use_sliding_window": True}, "use_sliding_window must be False"),
+    "other heads": ("Llama-3.2-1B", {"num_key_value_heads": 3}, r"a divisor of num_attention_heads \(4\)"),
+    "another function": ("Llama-3.2-1B", {"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+    "long contexts": ("Qwen3-0.6B", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type 'yarn' are not handled"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_handled_is_refused(kind, tmp_path):
+    name, changes, message = REFUSED[kind]
+    model_of(name).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name] | changes))
+    with pytest.raises(UserError, match=message):
+        open_program(tmp_path)
+
+
+def test_a_window_that_never_matters_bounds_positions(tmp_path):
+    model_of("Mistral-7B-v0.3").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Mistral-7B-v0.3"] | {"sliding_window": 40000}))
+    assert open_program(tmp_path).limit == 40000
+
+
+def test_an_unknown_family_is_named():
+    with pytest.raises(UserError, match="models of type 'gpt2' are not handled; expected llama, mistral"):
+        family_of(Config({"model_type": "gpt2"}))
+
+
+def test_every_family_has_a_released_config():
+    assert {x["model_type"] for x in PUBLISHED.values()} == set(FAMILIES)
