@@ -193,6 +193,12 @@ def own_code(folder):
     rewritten(folder, auto_map={"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]})
 
 
+def rewritten_model(folder, **changes):
+    fields = json.loads((folder / "tokenizer.json").read_text())
+    fields["model"] |= changes
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+
+
 DAMAGED = {
     "nothing": (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
     "sentencepiece alone": (sentencepiece, r"tokenizer as tokenizer\.model; expected tokenizer\.json\. .* transformers writes"),
@@ -208,6 +214,9 @@ DAMAGED = {
         "the token '<more>' has the id 333, not 3",
     ),
     "a token without text": (lambda folder: rewritten(folder, added_tokens_decoder={"3": {}}), "can't be read"),
+    "no token for what is unknown": (
+        lambda folder: (word_piece().save_pretrained(folder), rewritten_model(folder, unk_token="nothing")), "can't be read",
+    ),
     "a template of 3": (
         lambda folder: ((folder / "chat_template.jinja").unlink(), rewritten(folder, chat_template=3)), "must be a text; got 3",
     ),

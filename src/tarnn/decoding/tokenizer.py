@@ -101,9 +101,12 @@ def open_tokenizer(path: str | Path) -> SavedTokenizer:
             raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
         backend.add_special_tokens([x for x in special.values() if backend.token_to_id(x) is not None])
         bos, eos = (backend.token_to_id(special[name]) if name in special else None for name in NAMED[:2])
+        backend.decode(backend.encode("a \N{SNOWMAN} 語").ids)  # some faults show in use only
     except UserError:
         raise
-    except Exception as error:  # the tokenizers library raises bare Exceptions
+    except BaseException as error:  # the tokenizers library raises bare Exceptions, and panics, which are none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(
             f"the tokenizer in {path} can't be read: {' '.join(str(error).split())[:300]}. Copy it from the checkpoint's origin."
         ) from error

@@ -159,9 +159,9 @@ class Config:
         raise UserError(f"{self.place}: {key} must be {expected} here; got {value!r:.80}.")
 
     def check_all_taken(self, harmless: Collection[str] = ()) -> None:
-        """Refuse a key that was not taken, unless it is known to change no number. harmless: patterns of more of them."""
+        """Refuse a key that was not taken, unless it is null or known to change no number. harmless: patterns of more such."""
         for key, value in self._fields.items():
-            if key in self._taken or HARMLESS_VALUES.get(key, REQUIRED) == value:
+            if key in self._taken or value is None or HARMLESS_VALUES.get(key, REQUIRED) == value:
                 continue
             if key == "auto_map":
                 raise UserError(

@@ -72,15 +72,10 @@ HARMLESS = (  # patterns of keys
 )
 HARMLESS_VALUES: dict[str, Any] = {  # keys that change nothing as long as they have this value
     "add_cross_attention": False,
-    "auto_map": None,
-    "cross_attention_hidden_size": None,
     "is_decoder": False,
     "is_encoder_decoder": False,
     "pruned_heads": {},
-    "quantization_config": None,
-    "rope_scaling": None,
     "tie_encoder_decoder": False,
-    "finetuning_task": None,
 }
 OF_COMPOSITES = (  # beside text_config: how images and sounds are read, which the text model does not do
     "*audio*",
