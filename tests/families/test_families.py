@@ -159,6 +159,7 @@ REFUSED = {
     "windows in some layers": ("Qwen2.5-0.5B", {"use_sliding_window": True}, "use_sliding_window must be False"),
     "other heads": ("Llama-3.2-1B", {"num_key_value_heads": 3}, r"a divisor of num_attention_heads \(4\)"),
     "another function": ("Llama-3.2-1B", {"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+    "another width of filters": ("LFM2-1.2B", {"conv_dim": 64}, "conv_dim must be 32 here; got 64"),
     "long contexts": ("Qwen3-0.6B", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type 'yarn' are not handled"),
 }
 
@@ -178,8 +179,25 @@ def test_a_window_that_never_matters_bounds_positions(tmp_path):
     assert open_program(tmp_path).limit == 40000
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conv_bias": True},
+        {"block_ffn_dim_multiplier": 1.3},
+        {"block_auto_adjust_ff_dim": False},
+        {"tie_embedding": False},
+    ],
+)
+def test_options_of_lfm2(changes, monkeypatch, tmp_path):
+    monkeypatch.setitem(PUBLISHED, "changed", PUBLISHED["LFM2-1.2B"] | changes)
+    monkeypatch.delitem(MODELS, "changed", raising=False)
+    test_the_config_that_transformers_writes("changed", tmp_path)
+    MODELS.pop("changed")
+
+
 def test_an_unknown_family_is_named():
-    with pytest.raises(UserError, match="models of type 'gpt2' are not handled; expected llama, mistral"):
+    with pytest.raises(UserError, match=r"models of type 'gpt2' are not handled; expected .*llama, mistral"):
         family_of(Config({"model_type": "gpt2"}))
 
 

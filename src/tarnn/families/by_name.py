@@ -10,6 +10,7 @@ from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 
 FAMILIES = {  # model_type: the file of this package that reads it
+    "lfm2": "lfm2",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "llama",

@@ -63,10 +63,10 @@ def attend(
     return softmax(q, k, v, state, scale=q.width**-0.5)
 
 
-def head(x: Register, config: Config, weights: Weights, embeddings: str) -> Program:
-    """End the program with `lm_head`, or with the embeddings if the config ties them."""
+def head(x: Register, config: Config, weights: Weights, embeddings: str, *, tied: bool | None = None) -> Program:
+    """End the program with `lm_head`, or with the embeddings if they are tied; None: if the config says so."""
     shape = config.size("vocab_size"), x.size
-    tied = config.flag("tie_word_embeddings", False)
+    tied = config.flag("tie_word_embeddings", False) if tied is None else tied
     weight = weights.tied("lm_head.weight", embeddings, shape) if tied else weights.get("lm_head.weight", shape)
     return x.record.head(x, weight)
 

@@ -17,8 +17,8 @@ from tarnn.program.recording import Register, apply, head_product, heads, norm, 
 EPS = 1e-6  # of norms of queries, keys and outputs
 
 
-class Layer(NamedTuple):
-    """A layer whose attention is to be recorded. options: those of its kind."""
+class AttentionParts(NamedTuple):
+    """One layer of which the attention is to be recorded: sizes, weights, options of its kind."""
 
     config: ModelConfig
     number: int
@@ -31,7 +31,7 @@ class Layer(NamedTuple):
         return self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
 
 
-Attention = Callable[[Register, Layer], Register]  # from a layer's input to what is added to the residual
+Attention = Callable[[Register, AttentionParts], Register]  # from a layer's input to what is added to the residual
 
 
 def project(
@@ -42,7 +42,7 @@ def project(
     return product(x, weight, weights.get(f"{name}.bias", (outputs,)) if bias else None, exact=exact)
 
 
-def softmax(x: Register, layer: Layer) -> Register:
+def softmax(x: Register, layer: AttentionParts) -> Register:
     """Record softmax attention to all tokens so far."""
     q, k, v = _vectors(x, layer)
     if layer.config.position == "rotary":
@@ -52,7 +52,7 @@ def softmax(x: Register, layer: Layer) -> Register:
     return project(o, layer.weights, "o_proj", x.size, layer.config.bias)
 
 
-def none(x: Register, layer: Layer) -> Register:
+def none(x: Register, layer: AttentionParts) -> Register:
     """Record W_o W_v x. Query heads that share a value share its product: their columns of W_o are added up."""
     (h, g, d), bias, hidden = layer.heads, layer.config.bias, x.size
     x.record.state("NoState")
@@ -63,7 +63,7 @@ def none(x: Register, layer: Layer) -> Register:
     return product(v, weight, layer.weights.get("o_proj.bias", (hidden,)) if bias else None)
 
 
-def linear(x: Register, layer: Layer) -> Register:
+def linear(x: Register, layer: AttentionParts) -> Register:
     """Record linear attention. Rotary positions rotate q and k where φ(q)·φ(k) depends on q·k, otherwise the features."""
     config, weights = layer.config, layer.weights
     phi = map_of(config, layer.number, weights.under("feature_map."))
@@ -92,7 +92,7 @@ def linear(x: Register, layer: Layer) -> Register:
     return project(o, weights, "o_proj", x.size, config.bias)
 
 
-def log_decay(x: Register, layer: Layer, width: int) -> Register | Float[Tensor, " g"] | None:
+def log_decay(x: Register, layer: AttentionParts, width: int) -> Register | Float[Tensor, " g"] | None:
     """Record the logarithm of what a state fades by: per head, token or channel (`tarnn.attention.decay`).
 
     width: numbers of a key.
@@ -112,7 +112,7 @@ def log_decay(x: Register, layer: Layer, width: int) -> Register | Float[Tensor,
     return apply(head_product(low, up.unflatten(0, (g, width)), bias.view(g, width)), "log_sigmoid") * (1 / 16)
 
 
-def _vectors(x: Register, layer: Layer) -> tuple[Register, Register, Register]:
+def _vectors(x: Register, layer: AttentionParts) -> tuple[Register, Register, Register]:
     """Record projections to heads, with norms of queries and keys if the config has them."""
     (h, g, d), weights = layer.heads, layer.weights
     q, k, v = (
@@ -124,7 +124,7 @@ def _vectors(x: Register, layer: Layer) -> tuple[Register, Register, Register]:
     return q, k, v
 
 
-def _frequencies(layer: Layer, phi: Any) -> Tensor | None:
+def _frequencies(layer: AttentionParts, phi: Any) -> Tensor | None:
     """Return the frequencies of rotary positions. Raises ValueError for combinations that have no meaning."""
     config = layer.config
     if config.position != "rotary":

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from tarnn.families.own.attention import Attention, Layer, linear, none, project, softmax
+from tarnn.families.own.attention import Attention, AttentionParts, linear, none, project, softmax
 from tarnn.families.own.recurrent import gated_delta, mamba2, rwkv7
 from tarnn.families.weights import Weights
 from tarnn.models.config import ModelConfig
@@ -56,7 +56,7 @@ class Block:
         if kind not in ATTENTIONS:
             raise ValueError(f"attention {kind!r} has no program; expected {known}.")
         options = self.config.attention_options.get(kind, {})
-        return ATTENTIONS[kind](x, Layer(self.config, self.layer, self.weights.under("attention."), options))
+        return ATTENTIONS[kind](x, AttentionParts(self.config, self.layer, self.weights.under("attention."), options))
 
     def convolution(self, x: Register) -> Register:
         """Record a filter of each channel along time and a product that mixes the channels."""

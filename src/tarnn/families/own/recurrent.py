@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from tarnn.families.own.attention import EPS, Layer, log_decay, project
+from tarnn.families.own.attention import EPS, AttentionParts, log_decay, project
 from tarnn.families.rwkv7 import time_mixing
 from tarnn.program.recording import Register, apply, delta, filter, heads, linear, norm, product
 
 FILTER_WIDTH, STATE_SIZE = 4, 64  # by default
 
 
-def gated_delta(x: Register, layer: Layer) -> Register:
+def gated_delta(x: Register, layer: AttentionParts) -> Register:
     """Record Gated DeltaNet: S ← (I − β k kᵀ) e^log_decay S + β k vᵀ over filtered q, k, v; q and k of length 1."""
     (h, g, d), weights, bias, hidden = layer.heads, layer.weights, layer.config.bias, x.size
     sizes, state = (h * d, g * d, g * d), x.record.state("GatedDeltaState")
@@ -23,7 +23,7 @@ def gated_delta(x: Register, layer: Layer) -> Register:
     return project(norm(o, weights.get("norm.weight", (d,)), eps=EPS) * gate, weights, "o_proj", hidden, bias)
 
 
-def mamba2(x: Register, layer: Layer) -> Register:
+def mamba2(x: Register, layer: AttentionParts) -> Register:
     """Record Mamba-2: S ← e^(−Δ A) S + Δ k vᵀ, y = W norm((Sᵀq + D v) ⊙ silu(z)); one q and k for all heads."""
     (h, _, d), weights, bias, hidden = layer.heads, layer.weights, layer.config.bias, x.size
     n, state = layer.options.get("state_size", STATE_SIZE), x.record.state("Mamba2State")
@@ -43,12 +43,12 @@ def mamba2(x: Register, layer: Layer) -> Register:
     return project(norm(o, weights.get("norm.weight", (h * d,)), eps=1e-5), weights, "o_proj", hidden, bias)
 
 
-def rwkv7(x: Register, layer: Layer) -> Register:
+def rwkv7(x: Register, layer: AttentionParts) -> Register:
     """Record RWKV-7's time mixing, without values of the first layer."""
     return time_mixing(x, layer.weights.under("mixing."), layer.heads[0], x.record.state("Rwkv7State"), "last", None)[0]
 
 
-def _joined(x: Register, layer: Layer, sizes: tuple[int, ...]) -> Register:
+def _joined(x: Register, layer: AttentionParts, sizes: tuple[int, ...]) -> Register:
     """Record the projections of queries, keys and values as one product, whose channels one filter reads."""
     names, weights = ("q_proj", "k_proj", "v_proj"), layer.weights
     weight = torch.cat([weights.get(f"{name}.weight", (n, x.size)) for name, n in zip(names, sizes, strict=True)])
@@ -57,5 +57,5 @@ def _joined(x: Register, layer: Layer, sizes: tuple[int, ...]) -> Register:
     return product(x, weight, torch.cat([weights.get(f"{y}.bias", (n,)) for y, n in zip(names, sizes, strict=True)]))
 
 
-def _filters(layer: Layer, channels: int) -> Tensor:
+def _filters(layer: AttentionParts, channels: int) -> Tensor:
     return layer.weights.get("filters", (channels, layer.options.get("filter_width", FILTER_WIDTH)))
