@@ -1,5 +1,7 @@
 """`tarnn.load`: folders of transformers and our own, opened alike; transformers' own model is the oracle."""
 
+import json
+
 import pytest
 import torch
 from support.open_folders import CONFIGS, make_folder
@@ -87,6 +89,19 @@ def test_a_text_goes_on_where_it_stopped(open_folder):
     assert part.ids + rest.ids == whole.ids
 
 
+@pytest.mark.parametrize("family", ["Qwen3.5", "Llama"])
+def test_a_state_in_a_file_is_the_state(open_folder, tmp_path, family):
+    lm = tarnn.load(open_folder(family))
+    state = lm.read("Call me é"[:-1])
+    lm.save(state, tmp_path / "s")
+    back = lm.open_state(tmp_path / "s")
+    assert back.recent == state.recent
+    assert torch.equal(back.position, state.position)
+    assert torch.equal(lm.read("é", back).logits, lm.read("Call me é").logits)
+    with pytest.raises(UserError, match="saved by another model"):
+        tarnn.load(open_folder("Qwen3")).open_state(tmp_path / "s")
+
+
 def test_ends_and_stops(open_folder):
     """A token of generation_config.json ends a text; so does a stop string, which is not shown."""
     lm = tarnn.load(open_folder("Llama"))
@@ -123,6 +138,14 @@ def test_a_live_model_opens(open_folder):
     assert torch.equal(lm.logits(ids[None]), tarnn.load(folder).logits(ids[None]))
     with pytest.raises(ValueError, match="loaded without a tokenizer"):
         lm.generate("ab")
+
+
+@pytest.mark.parametrize("ends", ["</s>", [1, "2"], 264, -1])
+def test_ends_that_are_no_tokens(tmp_path, ends):
+    folder = make_folder(tmp_path / "tiny", "Llama")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(UserError, match="eos_token_id must be a token below 264, or a list of them; got"):
+        tarnn.load(folder)
 
 
 def test_what_does_not_open(tmp_path):

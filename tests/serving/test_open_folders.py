@@ -1,6 +1,7 @@
 """Folders of transformers' families are served as our own are: what the folder says, and what a killed server kept."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -13,6 +14,8 @@ from transformers import AutoTokenizer
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.chat_template import opened
 from tarnn.serving.http.prompts import prompt_ids
+from tarnn.serving.http.request_schemas import CompletionRequest
+from tarnn.serving.http.to_engine import sampling_of
 from tarnn.serving.model import open_served, sizes_of
 from tarnn.serving.request import Request, Sampling
 
@@ -57,6 +60,17 @@ def test_a_killed_server_goes_on(tmp_path, family):
 
 def post(address, path, body):
     return httpx.post(address + path, json=body, timeout=60).raise_for_status().json()
+
+
+def test_requests_that_say_nothing_sample_as_the_folder_says(tmp_path):
+    folder = make_folder(tmp_path / "tiny", "Qwen3")
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": 257}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    model = open_served(folder).model
+    body = CompletionRequest.model_validate({"prompt": "x", "temperature": 0, "min_p": 0.1})
+    assert sampling_of(body, model) == Sampling(temperature=0, top_k=20, min_p=0.1)
+    body = CompletionRequest.model_validate({"prompt": "x"})
+    assert sampling_of(body, model) == Sampling(temperature=0.6, top_k=20)
 
 
 def test_a_text_begins_as_its_tokenizer_says(tmp_path):

@@ -31,7 +31,7 @@ def facts_of(opened: Opened, lengths: Sequence[int] = ()) -> dict[str, Any]:
         "vocab_size": opened.config.vocab_size,
         "max_position_embeddings": opened.config.max_position_embeddings,
         "end_ids": sorted(opened.end_ids),
-        "sampling": dict(opened.sampling or {}),
+        "sampling": dict(opened.sampling),
         "step": list(opened.about),
         "layers": [layer_facts(i, *states) for i, states in enumerate(zip(empty, one, strict=True))],
         "state_bytes": fixed,

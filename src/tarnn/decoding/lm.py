@@ -19,6 +19,7 @@ from tarnn.decoding.draws import Sampling, row_sampler
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.opening import Opened, open_step
 from tarnn.decoding.prompt import prompt_ids
+from tarnn.decoding.state_file import load_state, save_state
 from tarnn.decoding.streaming import KEEP, TextStream, decoder
 from tarnn.decoding.tokenizer import SavedTokenizer, open_tokenizer
 from tarnn.log import Log, silent
@@ -107,6 +108,17 @@ class LM:
         recent = (*state.recent, int(ids[0]))[-KEEP:] if len(ids) == 1 else ()
         return logits, LMState(after, logits, recent)
 
+    def save(self, state: LMState, path: str | Path) -> int:
+        """Write a state to a file, as `tarnn generate --state-out` does; return its size. Raises as `save_state` does."""
+        if state.logits is None:
+            raise ValueError("nothing was read yet, so there is no state to save; read() a text first.")
+        return save_state(path, self.opened, state.model, state.logits, [*state.recent])
+
+    def open_state(self, path: str | Path) -> LMState:
+        """Read a state from a file of `save` or of `tarnn generate --state-out`. Raises as `load_state` does."""
+        state, logits, recent = load_state(path, self.opened)
+        return LMState(state, logits, tuple(recent))
+
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         """Return the logits after each token of rows of the same length, from the beginning."""
@@ -140,7 +152,7 @@ class LM:
 
     def sampling(self, **options: Any) -> Sampling:
         """Return how it draws: these options, and for others what the folder says."""
-        return Sampling(**{**(self.opened.sampling or {}), **{k: x for k, x in options.items() if x is not None}})
+        return Sampling(**{**self.opened.sampling, **{k: x for k, x in options.items() if x is not None}})
 
     def _loop(self, state: LMState, num_tokens: int) -> TokenLoop:
         """A loop that goes on with a copy of a state, with room for so many tokens."""

@@ -4,7 +4,7 @@ All that knows one kind of model from another stands in this file; what it opens
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from tarnn.decoding.parts import Attention
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.state_file import fingerprint
 from tarnn.errors import UserError
+from tarnn.families.config import Config
+from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json
 from tarnn.log import Log, silent
 from tarnn.models.backbone import TextModel
@@ -61,7 +63,7 @@ class Opened:
     key_bytes: int
     end_ids: frozenset[int] = frozenset()
     pad_id: int = 0
-    sampling: Mapping[str, float] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     about: tuple[str, ...] = ()
 
     @property
@@ -99,7 +101,8 @@ def open_step(
     """Open the model in a folder, or one that lives already.
 
     weights: how the step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved, float16 as float32.
-    dtype, device, track: for tarnn's own models, as `open_model` takes them. report: called with lines on what is unused.
+    dtype: of the opened weights; None: as saved. device, track: as `open_model` takes them, for models that a step in plain
+    PyTorch can run. report: called with lines on what is unused.
 
     Raises UserError for a folder without a model that can be run, with the reason, and Refusal where weights are given and the
     model has no fused step.
@@ -115,12 +118,26 @@ def open_step(
         if not isinstance(model, TextModel):
             raise UserError(f"{folder} holds a model of images; expected one of text. `tarnn generate {folder}` draws.")
         return _of_own(model, weights)
-    sampling = sampling_of(folder / "generation_config.json")
     if fields.get(CONVERTED) is not None:
-        return replace(_of_converted(folder, dtype, device, weights), sampling=sampling)
+        return _as_folder_says(_of_converted(folder, dtype, device, weights), folder, fields)
+    if torch.device(device).type != "cpu":
+        raise UserError(f"{folder} runs on the CPU, not on {device}; leave --device out.")
     from tarnn.conversion.causal import open_causal
 
-    return replace(_of_transformers(open_causal(folder, report), weights, copy_tokens=False), sampling=sampling)
+    model = open_causal(folder, report)
+    model = model if dtype is None else model.to(dtype)
+    return _as_folder_says(_of_transformers(model, weights, copy_tokens=False), folder, fields)
+
+
+def _as_folder_says(opened: Opened, folder: Path, fields: dict[str, Any]) -> Opened:
+    """Return it with the end tokens and the sampling of generation_config.json."""
+    config = Config(
+        fields.get("text_config") or {k: x for k, x in fields.items() if k != "quantization_config"}, folder
+    )
+    says = read_generation(folder, config, opened.config.vocab_size)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if says.do_sample else ()
+    sampling = {name: x for name in names if (x := getattr(says, name)) is not None}
+    return replace(opened, end_ids=says.end_ids, pad_id=says.pad_id or 0, sampling=sampling)
 
 
 def _of_own(model: TextModel, weights: str | None) -> Opened:
@@ -128,18 +145,18 @@ def _of_own(model: TextModel, weights: str | None) -> Opened:
     chosen = fastest_step(model, weights=weights)
     layers = sum(config.attention_of(i) != "none" for i in range(config.num_hidden_layers))
     return Opened(
-        model,
-        chosen.step,
-        getattr(chosen.step, "prefill", model.prefill),
-        partial(_own_state, model, chosen.step),
-        Limits(config.vocab_size, config.max_position_embeddings),
-        type(model).__name__,
-        asdict(config) if isinstance(config, ModelConfig) else config.to_dict(),
-        getattr(chosen.step, "weights", None),
-        model.dtype,
-        2 * layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize,
-        getattr(model, "end_ids", frozenset()),
-        getattr(model, "pad_id", 0),
+        model=model,
+        step=chosen.step,
+        prefill=getattr(chosen.step, "prefill", model.prefill),
+        new_state=partial(_own_state, model, chosen.step),
+        config=Limits(config.vocab_size, config.max_position_embeddings),
+        architecture=type(model).__name__,
+        fields=asdict(config) if isinstance(config, ModelConfig) else config.to_dict(),
+        weights=getattr(chosen.step, "weights", None),
+        dtype=model.dtype,
+        key_bytes=2 * layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize,
+        end_ids=getattr(model, "end_ids", frozenset()),
+        pad_id=getattr(model, "pad_id", 0),
         about=(chosen.name, *chosen.why_not),
     )
 
@@ -158,20 +175,20 @@ def _of_transformers(model: Any, weights: str | None, *, copy_tokens: bool = Tru
         step = FusedStep(model, weights, classes=classes_of(model), copy_tokens=copy_tokens)
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
-    ends = model.generation_config.eos_token_id
+    ends = getattr(model.generation_config, "eos_token_id", None)
     return Opened(
-        model,
-        step,
-        step.prefill,
-        lambda rows, capacity=0, cache_dtype=None: new_state(step, rows, capacity, cache_dtype),
-        Limits(config.vocab_size, getattr(config, "max_position_embeddings", None)),
-        type(model).__name__,
-        config.to_dict(),
-        step.weights,
-        dtype,
-        key_bytes(config, dtype),
-        frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
-        getattr(config, "pad_token_id", None) or 0,
+        model=model,
+        step=step,
+        prefill=step.prefill,
+        new_state=lambda rows, capacity=0, cache_dtype=None: new_state(step, rows, capacity, cache_dtype),
+        config=Limits(config.vocab_size, getattr(config, "max_position_embeddings", None)),
+        architecture=type(model).__name__,
+        fields=config.to_dict(),
+        weights=step.weights,
+        dtype=dtype,
+        key_bytes=key_bytes(config, dtype),
+        end_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+        pad_id=getattr(config, "pad_token_id", None) or 0,
         about=(f"fused step ({step.weights} weights)",),
     )
 
@@ -183,18 +200,18 @@ def _of_converted(folder: Path, dtype: torch.dtype | None, device: torch.device 
     model: Any = text.model
     step, name = text.fastest_step
     return Opened(
-        model,
-        step,
-        text.prefill,
-        text.new_state,
-        Limits(text.config.vocab_size, text.config.max_position_embeddings),
-        type(model).__name__,
-        model.config.to_dict(),
-        getattr(step, "weights", None),
-        model.dtype,
-        key_bytes(model.config, model.dtype),
-        text.end_ids,
-        text.pad_id,
+        model=model,
+        step=step,
+        prefill=text.prefill,
+        new_state=text.new_state,
+        config=Limits(text.config.vocab_size, text.config.max_position_embeddings),
+        architecture=type(model).__name__,
+        fields=model.config.to_dict(),
+        weights=getattr(step, "weights", None),
+        dtype=model.dtype,
+        key_bytes=key_bytes(model.config, model.dtype),
+        end_ids=text.end_ids,
+        pad_id=text.pad_id,
         about=(name, text.about),
     )
 
@@ -221,12 +238,3 @@ def new_state(step: FusedStep, rows: int, capacity: int = 0, cache_dtype: torch.
         else:
             layers.append(row.map(lambda y: torch.zeros(rows, *y.shape[1:], dtype=y.dtype, device="cpu")))
     return ModelState(tuple(layers), torch.zeros(rows, dtype=torch.int64, device="cpu"))
-
-
-def sampling_of(file: Path) -> dict[str, float] | None:
-    """Return the arguments of sampling in a generation_config.json that says how to draw; None where it does not."""
-    fields = read_json(file) if file.is_file() else {}
-    if fields.get("do_sample") is not True:
-        return None
-    names = ("temperature", "top_k", "top_p", "min_p")
-    return {name: x for name in names if isinstance(x := fields.get(name), int | float)}

@@ -10,6 +10,7 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 
 from tarnn.decoding.draws import Sampling
+from tarnn.decoding.opening import Opened
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.reader import Reader
@@ -60,7 +61,7 @@ def make_request(
     return Request(
         begin=begin,
         boundaries=tuple(past + place for place in boundaries),
-        sampling=sampling_of(body, engine.model.model.config.vocab_size),
+        sampling=sampling_of(body, engine.model.model),
         stop=tuple(body.stop or ()),
         tenant=tenant(request),
         client=client(request),
@@ -68,15 +69,18 @@ def make_request(
     )
 
 
-def sampling_of(body: TextRequest, vocab_size: int) -> Sampling:
-    """Return the sampling of a request. Raises ApiError for a bias of a token that the model doesn't have."""
-    bias = {}
+def sampling_of(body: TextRequest, model: Opened) -> Sampling:
+    """Return the sampling of a request, and for what it leaves open that of the model's makers.
+
+    Raises ApiError for a bias of a token that the model doesn't have.
+    """
+    bias, vocab_size = {}, model.config.vocab_size
     for name, value in (body.logit_bias or {}).items():
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocab_size):
             raise bad(f"logit_bias: this model has no token {name[:40]!r}.", "logit_bias", "invalid_value")
         bias[int(name)] = value
     options = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
-    return Sampling(**options, logit_bias=bias)
+    return Sampling(**{**model.sampling, **options}, logit_bias=bias)
 
 
 def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:
