@@ -19,13 +19,34 @@ from tarnn.program.definition import new_states, run
 MODELS: dict[str, hf.PreTrainedModel] = {}
 
 
+VARIANTS = {  # other options that a family has
+    "biases": ("Llama-3.2-1B", {"attention_bias": True, "mlp_bias": True, "rope_scaling": None}),
+    "a base and a factor": ("Llama-3.2-1B", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "all heads": ("Mistral-7B-v0.3", {"num_key_value_heads": 4, "head_dim": None}),
+    "biases of Qwen3": ("Qwen3-0.6B", {"attention_bias": True}),
+    "experts in no layer": ("Qwen3-Next, dense", {"mlp_only_layers": [], "num_experts": 0}),
+    "layers by their interval": ("Qwen3.5, text alone", {"layer_types": None, "num_hidden_layers": 3}),
+    "rotated": ("Olmo-Hybrid-7B", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "rotated by default": ("Olmo-Hybrid-7B", {"rope_parameters": None}),
+    "β up to 1, biases": ("Olmo-Hybrid-7B", {"linear_allow_neg_eigval": False, "attention_bias": True}),
+    "sizes by default": ("Olmo-Hybrid-7B", dict.fromkeys(("layer_types", "linear_key_head_dim", "linear_value_head_dim"))),
+    "biases, a group": ("Mamba-Codestral-7B", {"use_bias": True, "use_conv_bias": False, "n_groups": 1}),
+}  # fmt: skip
+
+
+def fields_of(name):
+    """Fields of a published config, or of a variant of one."""
+    base, changes = VARIANTS.get(name, (name, {}))
+    return copy.deepcopy(PUBLISHED[base]) | changes
+
+
 def model_of(name):
     """The model of transformers with random weights that leave nothing near zero or one."""
     if name not in MODELS:
         torch.manual_seed(0)
-        fields = copy.deepcopy(PUBLISHED[name]) | {"dtype": "float32", "torch_dtype": "float32"}
-        config = hf.AutoConfig.for_model(**fields)
-        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        config = hf.AutoConfig.for_model(**fields_of(name))
+        kind = hf.AutoModelForImageTextToText if hasattr(config, "text_config") else hf.AutoModelForCausalLM
+        model = kind.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for path, x in model.named_parameters():
                 if path.endswith("A_log"):
@@ -46,9 +67,13 @@ def name(request):
 @pytest.fixture
 def folder(name, tmp_path):
     """A folder with the published config.json."""
-    model_of(name).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
-    return tmp_path
+    return saved(name, tmp_path)
+
+
+def saved(name, folder, **changes):
+    model_of(name).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(fields_of(name) | changes))
+    return folder
 
 
 def rows(*lengths):
@@ -75,11 +100,55 @@ def allowed(model, ids, logits):
 
 @torch.no_grad()
 def test_logits(name, folder):
-    model, ids = model_of(name), torch.stack(rows(23, 23))
+    model, ids = model_of(name), torch.stack(rows(23, 23, 23))
     logits = model(input_ids=ids).logits
     difference = (defined(open_program(folder), ids) - logits).abs().max().item()
     assert difference <= allowed(model, ids, logits)
     assert logits.std() > 0.2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_variants(variant, tmp_path):
+    model, ids = model_of(variant), torch.stack(rows(23, 23, 23))
+    logits = model(input_ids=ids).logits
+    difference = (defined(open_program(saved(variant, tmp_path)), ids) - logits).abs().max().item()
+    assert difference <= allowed(model, ids, logits)
+
+
+@torch.no_grad()
+def test_time_steps_are_limited_in_steps_too(tmp_path):
+    """transformers limits Δ in prompts alone: a prompt is what each step equals here."""
+    name, limit = "Mamba-Codestral-7B", (0.3, 0.5)
+    model, ids = copy.deepcopy(model_of(name)), torch.stack(rows(17))
+    free = model(input_ids=ids).logits
+    for layer in model.backbone.layers:
+        layer.mixer.time_step_limit = limit
+    logits = model(input_ids=ids).logits
+    program = open_program(saved(name, tmp_path, time_step_limit=limit))
+    torch.testing.assert_close(defined(program, ids).float(), logits, rtol=0, atol=1e-4)
+    assert (logits - free).abs().max() > 0.1
+
+
+def test_filters_in_one_tensor_or_in_three(tmp_path):
+    """OLMo-hybrid's folders have three; a live model has one."""
+    program = open_program(saved("Olmo-Hybrid-7B", tmp_path))
+    config = Config(fields_of("Olmo-Hybrid-7B"))
+    live = family_of(config)(config, Weights.of(model_of("Olmo-Hybrid-7B").state_dict()))
+    ids = torch.stack(rows(9))
+    torch.testing.assert_close(defined(program, ids), defined(live, ids), rtol=0, atol=0)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.linear_attn.k_conv1d.weight": torch.ones(31, 1, 4)}, file)
+    with pytest.raises(UserError, match="calls for 96 filters of width 4"):
+        open_program(tmp_path)
+
+
+def test_heads_for_several_tokens_and_images_are_left(tmp_path):
+    folder = saved("Qwen3.5-0.8B", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    assert any(x.startswith("model.visual.") for x in tensors)
+    save_file(tensors | {"mtp.fc.weight": torch.ones(3, 5)}, folder / "model.safetensors")
+    open_program(folder)
 
 
 @torch.no_grad()
@@ -133,7 +202,7 @@ def test_large_weights_are_not_copied(name):
 
 def test_a_key_that_is_not_known_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
-    (config.get("text_config") or config)["logit_scale"] = 0.5
+    config.get("text_config", config)["logit_scale"] = 0.5
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"logit_scale = 0.5 is not known for this family"):
         open_program(folder)
@@ -160,6 +229,10 @@ REFUSED = {
     "other heads": ("Llama-3.2-1B", {"num_key_value_heads": 3}, r"a divisor of num_attention_heads \(4\)"),
     "another function": ("Llama-3.2-1B", {"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
     "another width of filters": ("LFM2-1.2B", {"conv_dim": 64}, "conv_dim must be 32 here; got 64"),
+    "experts": ("Qwen3-Next, dense", {"mlp_only_layers": [0]}, "num_experts must be 0, or mlp_only_layers all layers"),
+    "no gate": ("Qwen3.5, text alone", {"attn_output_gate": False}, "attn_output_gate must be True"),
+    "other value heads": ("Olmo-Hybrid-7B", {"linear_num_value_heads": 6}, r"a multiple of linear_num_key_heads \(4\)"),
+    "another width": ("Mamba-Codestral-7B", {"num_heads": 4}, "64 channels .* divided by head_dim"),
     "long contexts": ("Qwen3-0.6B", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type 'yarn' are not handled"),
 }
 
@@ -167,16 +240,13 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_not_handled_is_refused(kind, tmp_path):
     name, changes, message = REFUSED[kind]
-    model_of(name).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name] | changes))
+    saved(name, tmp_path, **changes)
     with pytest.raises(UserError, match=message):
         open_program(tmp_path)
 
 
 def test_a_window_that_never_matters_bounds_positions(tmp_path):
-    model_of("Mistral-7B-v0.3").save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Mistral-7B-v0.3"] | {"sliding_window": 40000}))
-    assert open_program(tmp_path).limit == 40000
+    assert open_program(saved("Mistral-7B-v0.3", tmp_path, sliding_window=40000)).limit == 40000
 
 
 @torch.no_grad()

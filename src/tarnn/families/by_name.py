@@ -15,6 +15,11 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "mistral": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_next": "qwen3_next",
+    "olmo_hybrid": "olmo_hybrid",
+    "mamba2": "mamba2",
 }
 
 

@@ -17,7 +17,7 @@ from tarnn.program.recording import LayerState, Register, heads
 
 
 @dataclass(frozen=True)
-class Layer:
+class LlamaLayer:
     """Numbers that all layers share."""
 
     heads: Heads
@@ -30,7 +30,7 @@ class Layer:
     head_norms: bool
 
     @classmethod
-    def of(cls, config: Config, hidden: int) -> "Layer":
+    def of(cls, config: Config, hidden: int) -> "LlamaLayer":
         family = config.choice("model_type", "llama", "mistral", "qwen2", "qwen3")
         sizes = Heads.of(config, hidden, 128 if family == "qwen3" else None)
         bias = config.flag("attention_bias", False) if family in ("llama", "qwen3") else False
@@ -50,7 +50,7 @@ def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
     record, hidden = text_model(config, window(config)), config.size("hidden_size")
     config.choice("hidden_act", "silu")
-    c = Layer.of(config, hidden)
+    c = LlamaLayer.of(config, hidden)
     x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
     for i in range(config.size("num_hidden_layers")):
         w = weights.under(f"model.layers.{i}.")
@@ -64,7 +64,7 @@ def program(config: Config, weights: Weights) -> Program:
     return done
 
 
-def attention(x: Register, w: Weights, c: Layer, state: LayerState) -> Register:
+def attention(x: Register, w: Weights, c: LlamaLayer, state: LayerState) -> Register:
     d = c.heads.width
     q = heads(dense(x, w, "q_proj", c.heads.queries * d, bias=c.qkv_bias), c.heads.queries)
     k = heads(dense(x, w, "k_proj", c.heads.keys * d, bias=c.qkv_bias), c.heads.keys)
