@@ -1,10 +1,11 @@
 """What a step of a whole model costs by the fused step, and what a second thread is worth, alone and beside a busy process.
 
-    python benchmarks/fused_step.py        # two minutes; benchmarks/results/fused_step.{json,md}
+    python benchmarks/fused_step.py        # three minutes; benchmarks/results/fused_step.{json,md}
 
 The claims: at batch 1 a step takes at most 1.3 times as long as reading its weights at the bandwidth of torch's `copy_`
 (bytes read and written, far more than caches hold); two threads are 1.7 times as fast as one from batch 16 on, and beside
-a busy process never more than 20 % slower. Random weights of the default model's shape. For each claim the step is first
+a busy process never more than 20 % slower; one thread packs at least 1 GB of weights per second, and takes at most 1.3 times
+the packed size of memory for it. Random weights of the default model's shape. For each claim the step is first
 compared with `model.step`. A busy process is a Python loop of the same priority; on two cores it wants one of them.
 """
 
@@ -31,6 +32,7 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 SIZES = {"13 M": (384, 7), "25 M": (512, 8), "101 M": (1024, 8)}  # hidden, layers
 LARGE = 256 * 2**20  # bytes: more than caches hold
+STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # types of a model's weights
 COPY = "copy_"
 Found = dict[str, dict[str, Timing]]  # by the claim and what it was measured of, by contender
 
@@ -63,6 +65,10 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
         for kind, step in steps.items():
             found[f"one thread, {size}"][f"{kind}, bytes"] = step.packed_weights.numel()
         keep()
+    for size in options.sizes:
+        for stored in STORED:
+            found[packing_of(size, stored)] = measure_in_turns(packing_calls(size, stored), effort)
+            keep()
     steps = {kind: FusedStep(make("25 M"), kind) for kind in ("float32", "int8")}
     for beside, surroundings in (("quiet", nobody), ("busy", busy_process)):
         for batch_size in options.batch_sizes:
@@ -75,6 +81,33 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
 def step_call(step: FusedStep, batch_size: int, threads: int) -> Contender:
     ids, state = torch.zeros(batch_size, dtype=torch.long), step.model.new_state(batch_size)
     return Contender(lambda: step(ids, state, inplace=True), surroundings=lambda: with_threads(threads))
+
+
+def packing_of(size: str, stored: str) -> str:
+    return f"packing, {size} in {stored}"
+
+
+def packing_calls(size: str, stored: str) -> dict[str, Contender]:
+    """Make the step of a model, as opening one does: the table of embeddings is shared."""
+    model = make(size).to(STORED[stored])
+
+    def call(kind: str) -> Contender:
+        return Contender(lambda: FusedStep(model, kind, copy_tokens=False), surroundings=lambda: with_threads(1))
+
+    return {kind: call(kind) for kind in FORMATS}
+
+
+def packing_facts(found: Found) -> Iterator[tuple[str, str, float, float, float | None]]:
+    """For each size and type, and format: its name, the format, milliseconds, GB of weights a second, memory in packed sizes."""
+    for name, x in found.items():
+        if name.startswith("packing"):
+            size, stored = name.removeprefix("packing, ").split(" in ")
+            whole = found[f"one thread, {size}"]
+            weights = whole["float32, bytes"] * STORED[stored].itemsize / 4
+            for kind in FORMATS:
+                peak = x[kind].peak_bytes
+                memory = None if peak is None else peak / whole[f"{kind}, bytes"]
+                yield name.removeprefix("packing, "), kind, x[kind].ms, weights / x[kind].ms / 1e6, memory
 
 
 def copy_call() -> Contender:
@@ -113,6 +146,12 @@ def targets(found: Found) -> list[Target]:
         )
         for kind in FORMATS
     ]
+    packing = list(packing_facts(found))
+    for kind in FORMATS:
+        rates = {name: rate for name, x, _, rate, _ in packing if x == kind}
+        peaks = {name: peak for name, x, _, _, peak in packing if x == kind and peak is not None}
+        made.append(at_least("one thread packs: at least 1 GB of weights a second", kind, 1.0, rates))
+        made.append(at_most("packing takes: at most 1.3 times the packed size", kind, 1.3, peaks))
     for kind in ("float32", "int8"):
         ratios = {name: x[f"{kind}, 1"].ms / x[f"{kind}, 2"].ms for name, x in found.items() if "batch" in name}
         quiet = {name: x for name, x in ratios.items() if name.startswith("quiet") and name != "quiet, batch 1"}
@@ -137,6 +176,10 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         if name.startswith("one thread")
         for kind in FORMATS
     ]
+    packing = [
+        [name, kind, f"{ms:.0f}", f"{rate:.2f}", None if peak is None else f"{peak:.2f}"]
+        for name, kind, ms, rate, peak in packing_facts(found)
+    ]
     threads = [
         [name, kind, *(f"{x[f'{kind}, {n}'].ms:.2f}" for n in (1, 2)), f"{x[f'{kind}, 1'].ms / x[f'{kind}, 2'].ms:.2f}"]
         for name, x in found.items()
@@ -149,6 +192,8 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         section(targets(found)),
         "## Batch 1, one thread",
         markdown(["parameters", "weights", "bytes", "ms", "ms to read them"], weights, left=2),
+        "## Packing, one thread",
+        markdown(["parameters", "packed as", "ms", "GB a second", "peak memory, packed sizes"], packing, left=2),
         "## Two threads, 25 M parameters",
         markdown(["", "weights", "1 thread, ms", "2 threads, ms", "times as fast"], threads, left=2),
     )
