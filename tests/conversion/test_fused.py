@@ -8,7 +8,9 @@ from tarnn.conversion import constant_cache, set_options
 from tarnn.conversion.described import classes_of
 from tarnn.conversion.fused import new_states
 from tarnn.conversion.options import converted_layers
+from tarnn.conversion.text import fused_step
 from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.errors import UserError
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import CACHE
 from tarnn.huggingface.why_not_fused import why_not_fused
@@ -122,3 +124,15 @@ def test_what_it_does_not_take_it_names():
     model.model.layers[1].self_attn.scaling = 1.0
     assert reason(model) == "model.layers.1.self_attn (LlamaAttention) has another scale than 1/√d"
     assert reason(converted("Gemma")).endswith("not for GemmaForCausalLM")
+
+
+def test_a_text_takes_the_step_in_the_type_of_its_model():
+    """None where there is none, whatever the type; a requested format then raises."""
+    model = converted()
+    assert fused_step(model, None).weights == "float32"
+    assert fused_step(model.bfloat16(), None).weights == "bfloat16"
+    assert fused_step(model, "int8").weights == "int8"
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()
+    assert fused_step(model, None) is None
+    with pytest.raises(UserError, match="another function than silu"):
+        fused_step(model, "int8")

@@ -18,10 +18,11 @@ from tarnn.conversion.opening import open_pretrained, tokenizer_of
 from tarnn.conversion.options import converted_layers
 from tarnn.conversion.rows import calibrated_length
 from tarnn.data.saved_tokenizer import check_ids
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import Step
 from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
+from tarnn.huggingface.fused_forward import why_in_float32
 from tarnn.huggingface.versions import CACHE
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.models.state import ModelState
@@ -146,8 +147,8 @@ def open_text(
 ) -> ConvertedText:
     """The converted model in a folder, ready to continue a text; UserError for one that writes none.
 
-    weights: how a fused step keeps them; None: float32, where there is a fused step and the weights are not larger than
-    those that `generate` packs by itself. Raises UserError where they are given and there is no fused step.
+    weights: how a fused step keeps them; None: as they are (float16 as float32), where there is a fused step and float32 weights
+    are not larger than those that `generate` packs by itself. Raises UserError where they are given and there is no fused step.
     """
     model = open_pretrained(folder, converted=True)
     if not model.can_generate():
@@ -163,9 +164,11 @@ def open_text(
 
 
 def fused_step(model: PreTrainedModel, weights: str | None) -> FusedStep | None:
-    """The fused step of a converted model; None where there is none, or where `generate` would not pack its weights."""
-    if weights is None and why_not_fused(model) is not None:
-        return None
+    """The fused step of a converted model; None where there is none, or for more float32 weights than `generate` would pack."""
+    if weights is None:
+        narrow = why_in_float32(model) is not None  # of no concern here: the states are the step's own
+        if (refusal(model, classes_of(model)) if narrow else why_not_fused(model)) is not None:
+            return None
     try:
         return FusedStep(model, weights, classes=classes_of(model))
     except Refusal as error:
