@@ -215,7 +215,7 @@ SAID = {  # three words of the sentence
     "weights: integers": f"{UP} as I32",
     "weights: cut": "can't be read",
     "index: a path above": "must hold",
-    "index: no such file": "can't be read",
+    "index: no such file": "lacks b.safetensors",
 }
 CASES = [(command, case) for command, (_, cases) in MET.items() for case in cases]
 

@@ -240,14 +240,20 @@ def test_generate_writes_what_transformers_would(command, converted):
 
 
 def test_generate_refuses_what_does_not_fit_a_converted_model(command, converted, llama, tmp_path):
-    for options in (["--state-out", tmp_path / "x"], ["--cache", "bfloat16"]):
-        outcome = command("generate", converted, "--prompt", "a", *options)
-        assert (outcome.code, outcome.out) == (2, "")
-        assert options[0] in outcome.err.splitlines()[-1]
+    assert command("generate", converted, "--prompt", "a", "--cache", "bfloat16").is_refusal("--cache", "has none")
     assert command("generate", converted, "--prompt", "a", "--max-new-tokens", 400).is_refusal("128 positions")
     assert command("generate", converted, "--prompt", "").is_refusal("the prompt is empty")
     assert command("generate", llama, "--prompt", "a", "--max-new-tokens", 3).code == 0  # as any Llama
     assert command("predict", converted, "a").is_refusal("tarnn generate")
+
+
+@compiled
+def test_a_state_of_a_converted_model_is_continued(command, converted, tmp_path):
+    line = ("generate", converted, "--greedy", "--quiet", "--max-new-tokens")
+    whole = command(*line, 40, "--prompt", "the cat sat")
+    first = command(*line, 25, "--prompt", "the cat sat", "--state-out", tmp_path / "s")
+    rest = command(*line, 15, "--state-in", tmp_path / "s")
+    assert (whole.code, first.out + rest.out) == (0, whole.out)
 
 
 @compiled
@@ -258,6 +264,9 @@ def test_without_a_fused_step_transformers_computes(command, tarnn, llama, text,
     reason = "model.layers.0.self_attn (LlamaAttention) has slots"
     outcome = command("generate", out, "--prompt", "the cat", "--max-new-tokens", 3)
     assert (outcome.code, f"on a cache of constant size; no fused step: {reason}" in outcome.err) == (0, True)
+    assert command("generate", out, "--prompt", "a", "--state-out", tmp_path / "s").is_refusal(
+        "--state-out takes a fused"
+    )
     assert command("generate", out, "--prompt", "a", "--weights", "int8").is_refusal(
         f"--weights is not possible here: {reason}"
     )

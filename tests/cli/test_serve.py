@@ -68,7 +68,7 @@ def test_a_model_of_images_is_refused(capsys, tmp_path):
     TarnnForImageGeneration(TarnnImageConfig.paper(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "digits")
     capsys.readouterr()  # a progress bar
     line = refused(capsys, tmp_path / "digits")
-    assert "holds a model of images; `tarnn serve` serves texts. `tarnn generate" in line
+    assert "holds a model of images; expected one of text. `tarnn generate" in line
 
 
 def test_keys_and_no_auth_exclude_each_other(capsys, folder, tmp_path):

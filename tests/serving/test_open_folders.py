@@ -8,9 +8,10 @@ import pytest
 import torch
 from support.kill_serve import served_by_a_process
 from support.open_folders import make_folder
-from support.served import alone, answer, prompt
+from support.served import NO_ENDS, alone, answer, prompt
 from transformers import AutoTokenizer
 
+from tarnn.cli.main import main
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.chat_template import opened
 from tarnn.serving.http.prompts import prompt_ids
@@ -18,6 +19,7 @@ from tarnn.serving.http.request_schemas import CompletionRequest
 from tarnn.serving.http.to_engine import sampling_of
 from tarnn.serving.model import open_served, sizes_of
 from tarnn.serving.request import Request, Sampling
+from tarnn.serving.store import StateStore
 
 ASK = [{"role": "user", "content": "Who is Ishmael?"}]
 
@@ -60,6 +62,37 @@ def test_a_killed_server_goes_on(tmp_path, family):
 
 def post(address, path, body):
     return httpx.post(address + path, json=body, timeout=60).raise_for_status().json()
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A Llama with windows and features, and a head in its second layer that keeps all keys."""
+    folder = tmp_path_factory.mktemp("converted")
+    llama = make_folder(folder / "llama", "Llama", max_position_embeddings=512)
+    (folder / "a.txt").write_text("Wunderland ist ueberall. " * 60)
+    options = ["--window", "8", "--sinks", "2", "--features", "8", "--num-texts", "3", "--length", "40"]
+    options += ["--mode", "features", "--exact-layers", "1"]
+    assert main(["convert", str(llama), str(folder / "out"), "--texts", str(folder / "a.txt"), *options]) == 0
+    return open_served(folder / "out")
+
+
+def test_a_converted_model_is_served_alike(converted, tmp_path):
+    """In company as alone, and after a restart from its states on the disk, to the bit."""
+    assert sizes_of(converted).state_bytes_per_token > 0
+    requests = [Request(prompt(5 + 9 * i, seed=i), 12, Sampling(seed=i), end_ids=NO_ENDS, keep=True) for i in range(6)]
+    expected = [alone(converted, request)[:2] for request in requests]
+    for restart in range(2):
+        store = StateStore(converted, folder=tmp_path, memory=10**7)
+        with Engine(converted, store=store, prefill_piece=7) as engine:
+            streams = [engine.submit(request) for request in requests]
+            for stream, (tokens, logits), request in zip(streams, expected, requests):
+                [(_, written, finish, snapshot)] = answer(stream)
+                assert (written, finish) == (tokens, "length")
+                assert torch.equal(snapshot.logits, logits)
+                assert stream.usage.cached_tokens == (len(request.prompt) if restart else 0)
+                if not restart:
+                    store.hold("", snapshot)
+        store.close()
 
 
 def test_requests_that_say_nothing_sample_as_the_folder_says(tmp_path):

@@ -24,6 +24,7 @@ from tarnn.decoding.streaming import KEEP, StopStrings, TextStream
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.log import Log
+from tarnn.models.state import ModelState
 from tarnn.ops import KVCache
 
 
@@ -90,6 +91,7 @@ def continue_prompt(
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
     lm = load()
     model = lm.opened
+    check_states(model, request)
     ids = lm.ids(text, starts=request.state_in is None)[None].to(model.device)
     loop, recent = start(model, request, ids.shape[1], limit)
     report("tarnn: " + "; ".join(model.about))
@@ -120,6 +122,27 @@ def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, saved: 
         raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
 
 
+def check_states(model: Opened, request: Request) -> None:
+    """UserError for options about states that this model does not have."""
+    state = model.new_state(1, 0)
+    if not isinstance(state, ModelState):  # a cache of transformers
+        for name in ("state_in", "state_out", "cache"):
+            if getattr(request, name) is not None:
+                raise UserError(
+                    f"--{name.replace('_', '-')} takes a fused step, and this model has none. Leave it out."
+                )
+    elif request.cache is not None:
+        kept, narrow = (
+            {x.k.dtype for x in model.new_state(1, 0, dtype).layers if isinstance(x, KVCache)}
+            for dtype in (None, torch.bfloat16)
+        )
+        if (kept, narrow) != ({torch.float32}, {torch.bfloat16}):
+            raise UserError(
+                f"--cache {request.cache} is for softmax layers that keep float32 by default; this model "
+                f"{f'keeps {kept.pop()}' if kept else 'has none'}. Leave it out."
+            )
+
+
 def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
     """A loop with room for all that is to come: empty, or with a saved state and its last tokens."""
     room = num_prompt + max_new_tokens
@@ -127,12 +150,6 @@ def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int)
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
         if request.cache is None:
             return TokenLoop(model, model.new_state(1, room), step=model.step), []
-        kept = {x.k.dtype for x in model.new_state(1, 0).layers if isinstance(x, KVCache)}
-        if kept != {torch.float32}:
-            raise UserError(
-                f"--cache {request.cache} is for softmax layers that keep float32; this model "
-                f"{f'keeps {kept.pop()}' if kept else 'has none'}. Leave it out."
-            )
         return TokenLoop(model, model.new_state(1, room, torch.bfloat16), step=model.step), []
     state, logits, recent = load_state(request.state_in, model, room=room)
     check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)

@@ -8,12 +8,6 @@ from tarnn.cli.formats import LENGTHS, model_page
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
 
-OURS_ALONE = {
-    "state_in": "in Python tarnn.conversion.load_cache reads a saved one",
-    "state_out": "in Python tarnn.conversion.save_cache keeps one",
-    "cache": "its cache has a constant size already",
-}
-
 
 def is_converted(folder: Path) -> bool:
     """Whether a folder's config.json is that of a converted model; nothing heavy is imported for it."""
@@ -26,13 +20,6 @@ def of_tarnn(checkpoint: Path) -> bool:
     file = checkpoint / "config.json"
     model_type = read_json(file).get("model_type") if file.is_file() else None
     return model_type is None or model_type in MODEL_TYPES
-
-
-def refuse_state_options(options: dict[str, Any]) -> None:
-    """Raise UserError for options about states of tarnn's own models."""
-    for name, instead in OURS_ALONE.items():
-        if name in options:
-            raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
 
 
 def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
-from tarnn.cli.converted import is_converted, of_tarnn, refuse_state_options
+from tarnn.cli.converted import of_tarnn
 from tarnn.cli.progress import progress
 from tarnn.decoding import samplers
 from tarnn.decoding.draws import Sampling
@@ -135,9 +135,6 @@ def generate(
         generate_images(drawing, load_images, draws, weights=weights, report=report)
         return
     from tarnn.cli.continuation import Request, continue_prompt
-
-    if is_converted(checkpoint):
-        refuse_state_options(options)
 
     def load_text() -> Any:
         from tarnn.decoding.lm import load

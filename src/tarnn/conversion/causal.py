@@ -29,7 +29,7 @@ def open_causal(folder: Path, report: Log = silent) -> Any:
     """Open the language model in a folder of one of these families. Raises UserError as `open_pretrained` does, and for
     another family, before a weight is read."""
     fields = read_config(folder)
-    if (kind := fields.get("model_type")) not in OPEN:
+    if not isinstance(kind := fields.get("model_type"), str) or kind not in OPEN:
         raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}. {families()}")
     model = open_pretrained(folder, converted=False, text_only=True, report=report)
     if not model.can_generate():

@@ -8,6 +8,7 @@ its fields are not looked at.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tarnn.errors import UserError
 from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
+from tarnn.ops import KVCache, State
 
 NOT_THE_FUNCTION = {"dropout"}
 # config keys that were added later, with the values that reproduce the behaviour before
@@ -74,20 +76,25 @@ def load_state(path: str | Path, model: Any, *, room: int = 0) -> SavedState:
     tensors = load(path, key_of(model), writer=f"`tarnn generate --state-out {path}`").tensors
     tensors = {name: x.to(model.device) for name, x in tensors.items()}
     logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
-    empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors))
+    kinds = model.new_state(1, 0).layers
+    empty = model.new_state(len(position), cache_length(tensors, kinds) + room, cache_dtype(tensors, kinds))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
 
 
-def cache_length(tensors: dict[str, Tensor]) -> int:
-    """How many positions the key/value caches have filled; 0 where there are none."""
-    return max((x.shape[2] for name, x in tensors.items() if name.endswith(".k") and x.ndim == 4), default=0)
+def cache_length(tensors: dict[str, Tensor], layers: Sequence[State]) -> int:
+    """Return how many positions the key/value caches have filled; 0 where there are none. layers: a state of the model."""
+    return max((x.shape[2] for x in _keys(tensors, layers) if x.ndim == 4), default=0)
 
 
-def cache_dtype(tensors: dict[str, Tensor]) -> torch.dtype | None:
+def cache_dtype(tensors: dict[str, Tensor], layers: Sequence[State]) -> torch.dtype | None:
     """Return bfloat16 where keys were kept in that; else None, the model's own."""
-    kept = {x.dtype for name, x in tensors.items() if name.endswith(".k")}
-    return torch.bfloat16 if kept == {torch.bfloat16} else None
+    return torch.bfloat16 if {x.dtype for x in _keys(tensors, layers)} == {torch.bfloat16} else None
+
+
+def _keys(tensors: dict[str, Tensor], layers: Sequence[State]) -> list[Tensor]:
+    names = [f"layers.{i}.k" for i, x in enumerate(layers) if isinstance(x, KVCache)]
+    return [tensors[name] for name in names if name in tensors]
 
 
 def check_writable(path: str | Path, what: str = "the state") -> None:

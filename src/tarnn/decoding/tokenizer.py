@@ -91,7 +91,7 @@ def open_tokenizer(path: str | Path) -> SavedTokenizer:
     if not (folder / FILE).is_file():
         raise missing(folder)
     settings = settings_of(folder)
-    special = {name: text_of(settings[name]) for name in NAMED if settings.get(name) is not None}
+    special = {name: text_of(settings[name], folder) for name in NAMED if settings.get(name) is not None}
     try:
         backend = Tokenizer.from_file(str(folder / FILE))
         backend.no_truncation()  # a file may ask to cut every text, or to fill it up
@@ -134,11 +134,11 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def text_of(token: Any) -> str:
+def text_of(token: Any, folder: Path) -> str:
     """Return the text of a token as a settings file writes it: itself, or an object with its content."""
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
-        raise UserError(f"a special token in {SETTINGS} must be a text; got {token!r:.60}.")
+        raise UserError(f"a special token in {folder / SETTINGS} must be a text; got {token!r:.60}.")
     return text
 
 
@@ -149,7 +149,7 @@ def add_tokens(backend: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
         flags = {x: bool(facts[x]) for x in ("single_word", "lstrip", "rstrip", "normalized", "special") if x in facts}
         beside[int(key)] = AddedToken(facts["content"], **flags)
     if not beside and (folder / ADDED).is_file():
-        special = {text_of(settings[x]) for x in NAMED if settings.get(x) is not None}
+        special = {text_of(settings[x], folder) for x in NAMED if settings.get(x) is not None}
         for text, i in read_json(folder / ADDED).items():
             beside[int(i)] = AddedToken(text, normalized=text not in special, special=text in special)
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
@@ -161,5 +161,5 @@ def add_tokens(backend: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
                 f"the token {token.content!r:.60} has the id {backend.token_to_id(token.content)}, not {i}"
             )
     more = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
-    texts = [text_of(x) for x in (more.values() if isinstance(more, dict) else more)]
+    texts = [text_of(x, folder) for x in (more.values() if isinstance(more, dict) else more)]
     backend.add_special_tokens([x for x in texts if backend.token_to_id(x) is not None])

@@ -72,7 +72,8 @@ class Packer:
         position, logits = found.pop("position"), found.pop("logits")
         empty = self._empty
         if self._grows:
-            empty = self._model.new_state(1, cache_length(found), cache_dtype=cache_dtype(found))
+            kinds = self._empty.layers
+            empty = self._model.new_state(1, cache_length(found, kinds), cache_dtype=cache_dtype(found, kinds))
         layers = [
             layer.filled(fields) if (fields := fields_of(found, f"layers.{i}.")) else layer
             for i, layer in enumerate(empty.layers)
@@ -135,8 +136,8 @@ class Packer:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
             known = self._layouts[fields] = fields
-        if self._grows and cache_length(found) > num_tokens:
-            raise UnfitState(f"{source} has caches of {cache_length(found):,} tokens, and has seen {num_tokens:,}.")
+        if (length := cache_length(found, self._empty.layers)) > num_tokens:
+            raise UnfitState(f"{source} has caches of {length:,} tokens, and has seen {num_tokens:,}.")
         if int(found["position"]) != num_tokens:
             raise UnfitState(f"{source} stands at position {int(found['position']):,}, and has {num_tokens:,} tokens.")
         parts = [x.detach().reshape(-1).view(torch.uint8) for _, x in ordered if x.numel()]
@@ -145,7 +146,7 @@ class Packer:
     def _check(self, found: dict[str, Tensor], source: str) -> None:
         """Raise UnfitState for other names, shapes or types than those of this model's states."""
         wanted = {"position": ((1,), torch.int64), "logits": ((1, self._vocab), torch.float32)}
-        length = cache_length(found)
+        length = cache_length(found, self._empty.layers)
         for i, layer in enumerate(self._empty.layers):
             for name, x in tensors_of(layer).items():
                 shape = tuple(x.shape)
