@@ -23,9 +23,12 @@ def layout(state):
     return {name: (x.shape, x.dtype) for name, x in state.tensors().items()}
 
 
-@pytest.mark.parametrize("kind", SERVED)
+KINDS = {**SERVED, "window": {"attention": "window", "attention_options": {"window": {"window": 3, "sinks": 2}}}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_new_state_is_that_of_the_model(kind):
-    model, program = opened(**SERVED[kind])
+    model, program = opened(**KINDS[kind])
     mine, theirs = new_state(program, 3, 5), model.new_state(3, 5)
     assert layout(joined(mine)) == layout(theirs)
     assert [type(x) for x in joined(mine).layers] == [type(x) for x in theirs.layers]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tarnn.program.hybrid import REACHES, hybrid
 from tarnn.program.instructions import Program
 from tarnn.program.recording import (
     FUNCTIONS,
@@ -137,6 +138,21 @@ class Drawn:
         o = delta(q, k, v, beta, state, log_decay=self.decay(x, n, 4))
         return norm(o, eps=1e-6) * apply(heads(self.into(x, o.size), o.heads), "silu")
 
+    def hybrid(self, x: Register) -> Register:
+        q, k, v = self.qkv(x, 6, 3, 3, 3, 5)
+        reach = [self.random.choice(REACHES) for _ in range(3)]
+        sides, (n, function) = {}, (reach.count("features"), self.random.choice(["elu", "relu", "exp", "halves"]))
+        projected = self.random.random() < 0.7
+        for side in ("queries", "keys") if n else ():
+            omega = self.weight(n, 4, 3) if projected else None
+            sides[side] = {"function": function, "omega": omega, "move": self.move(n), **FEATURES[function]}
+        if n and self.random.random() < 0.3:
+            sides = {"queries": {"function": "log_softmax"}, "keys": {"function": "identity"}, "log_features": True}
+        far: dict[str, Any] = {"far_bias": self.random.choice([None, self.weight(6)])}
+        far["far_until"] = self.random.choice([None, 4])
+        window, sinks = self.random.randint(1, 3), self.random.randint(0, 2)
+        return hybrid(q, k, v, reach=reach, scale=0.4, window=window, sinks=sinks, **sides, **far)
+
     def low_rank_delta(self, x: Register) -> Register:
         state = self.record.state("RWKV7State")
         first, second = mix(x, self.weight(2, x.size, scale=0.5), state)
@@ -147,7 +163,7 @@ class Drawn:
         return low_rank_delta(r, decay, k, v, apply(a, "neg"), b, state)
 
 
-MIXERS = (Drawn.softmax, Drawn.linear, Drawn.delta, Drawn.low_rank_delta)
+MIXERS = (Drawn.softmax, Drawn.linear, Drawn.delta, Drawn.low_rank_delta, Drawn.hybrid)
 
 
 def drawn_program(seed: int) -> Program:

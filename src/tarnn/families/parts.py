@@ -1,6 +1,7 @@
 """Parts that many families are built of, written into a program with the names that transformers gives their tensors."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -36,10 +37,10 @@ def text_model(config: Config, limit: int | None = None) -> Recorder:
     return Recorder(limit, model_type=config.model_type, vocab_size=config.size("vocab_size"))
 
 
-def dense(x: Register, w: Weights, name: str, outputs: int, *, bias: bool = False, exact: bool = False) -> Register:
-    """Multiply by `name.weight`, and add `name.bias` if there is to be one."""
+def dense(x: Register, w: Weights, name: str, outputs: int, *, bias: bool = False, **options: Any) -> Register:
+    """Multiply by `name.weight`, and add `name.bias` if there is to be one. options: of `product`."""
     b = w.get(f"{name}.bias", (outputs,)) if bias else None
-    return product(x, w.get(f"{name}.weight", (outputs, x.size)), b, exact=exact)
+    return product(x, w.get(f"{name}.weight", (outputs, x.size)), b, **options)
 
 
 def rms(x: Register, w: Weights, name: str, eps: float, *, from_one: bool = False) -> Register:

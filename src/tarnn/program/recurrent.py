@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tarnn.numerics import default_eps
+from tarnn.program.hybrid_definition import hybrid
 from tarnn.program.row_wise import FUNCTIONS, Call, Outputs, of_heads
 
 RowState = tuple[Tensor, ...]  # the tensors of one row, in the order of Program.states
@@ -110,4 +111,4 @@ def low_rank_delta(call: Call, states: RowState, r, log_decay, k, v, a, b) -> tu
     return (torch.cat(outputs),), (S,)
 
 
-RECURRENT: dict[str, Recurrent] = {f.__name__: f for f in (mix, filter, softmax, linear, delta, low_rank_delta)}
+RECURRENT: dict[str, Recurrent] = {f.__name__: f for f in (mix, filter, softmax, linear, delta, low_rank_delta, hybrid)}

@@ -24,6 +24,7 @@ CLASSES = {  # of a layer's state → its module, loaded when a program has such
     "LinearState": "tarnn.ops.states",
     "DeltaState": "tarnn.ops.states",
     "ConvolutionState": "tarnn.ops.states",
+    "HybridState": "tarnn.ops.states",
     "GatedDeltaState": "tarnn.attention.gated_delta",
     "Mamba2State": "tarnn.attention.mamba2",
     "Rwkv7State": "tarnn.attention.rwkv7_layer",
@@ -48,6 +49,9 @@ def new_state(
             layers.append(RowCaches(tuple(caches)))
         else:
             fields = {x.name: torch.full((rows, *x.shape), x.fill, dtype=x.dtype, device="cpu") for x in specs}
+            if kind == "HybridState":  # nothing fades, and there are no slots
+                fade, score = torch.zeros(fields["k"].shape[:3]), torch.empty(*fields["k"].shape[:2], 0)
+                fields |= {"fade": fade, "score": score, "place": score.long()}
             layers.append(class_of(kind)(**fields))
     return ModelState(tuple(layers), torch.zeros(rows, dtype=torch.int64, device="cpu"))
 

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Mapping
 
-from tarnn.families.own.attention import Attention, AttentionParts, linear, none, project, softmax
+from tarnn.families.own.attention import Attention, AttentionParts, linear, none, softmax, window
 from tarnn.families.own.recurrent import gated_delta, mamba2, rwkv7
+from tarnn.families.parts import dense
 from tarnn.families.weights import Weights
 from tarnn.models.config import ModelConfig
 from tarnn.program.recording import Register, apply, filter, norm
 
-ATTENTIONS: Mapping[str, Attention] = {
-    "linear": linear,
-    "softmax": softmax,
-    "none": none,
-    "gated_delta": gated_delta,
-    "mamba2": mamba2,
-    "rwkv7": rwkv7,
+ATTENTIONS: Mapping[str, tuple[Attention, tuple[str, ...]]] = {  # by name: the function and its options
+    "linear": (linear, ()),
+    "softmax": (softmax, ()),
+    "window": (window, ("window", "sinks")),
+    "none": (none, ()),
+    "gated_delta": (gated_delta, ("filter_width",)),
+    "mamba2": (mamba2, ("filter_width", "state_size")),
+    "rwkv7": (rwkv7, ()),
 }
 
 
@@ -52,26 +54,29 @@ class Block:
 
     def attention(self, x: Register) -> Register:
         """Record this layer's kind of attention. Raises ValueError for a kind that is not known here."""
-        kind, known = self.config.attention_of(self.layer), ", ".join(ATTENTIONS)
+        kind = self.config.attention_of(self.layer)
         if kind not in ATTENTIONS:
-            raise ValueError(f"attention {kind!r} has no program; expected {known}.")
-        options = self.config.attention_options.get(kind, {})
-        return ATTENTIONS[kind](x, AttentionParts(self.config, self.layer, self.weights.under("attention."), options))
+            raise ValueError(f"attention {kind!r} has no program; expected {', '.join(ATTENTIONS)}.")
+        (record, known), options = ATTENTIONS[kind], self.config.attention_options.get(kind, {})
+        for name, value in options.items():
+            if name not in (*known, "dropout") or (name in known and type(value) is not int):
+                raise ValueError(f"attention {kind!r} has no option {name} = {value!r:.40} in programs.")
+        return record(x, AttentionParts(self.config, self.layer, self.weights.under("attention."), options))
 
     def convolution(self, x: Register) -> Register:
         """Record a filter of each channel along time and a product that mixes the channels."""
         weights, width = self.weights.under("convolution."), self.config.conv_kernel or 1
         taps, bias = weights.get("weight", (x.size, width)), weights.get("bias", (x.size,))
         y = filter(x, taps, x.record.state("ConvolutionState"), bias)
-        return project(y, weights, "out_proj", x.size, self.config.bias)
+        return dense(y, weights, "out_proj", x.size, bias=self.config.bias)
 
     def mlp(self, x: Register) -> Register:
         """Record down(silu(gate x) ⊙ up x), or down(gelu(up x))."""
         weights, inner, bias = self.weights.under("mlp."), self.config.intermediate_size, self.config.bias
-        y = project(x, weights, "up_proj", inner, bias)
+        y = dense(x, weights, "up_proj", inner, bias=bias)
         gated = self.config.mlp == "swiglu"
-        y = apply(project(x, weights, "gate_proj", inner, bias), "silu") * y if gated else apply(y, "gelu")
-        return project(y, weights, "down_proj", x.size, bias)
+        y = apply(dense(x, weights, "gate_proj", inner, bias=bias), "silu") * y if gated else apply(y, "gelu")
+        return dense(y, weights, "down_proj", x.size, bias=bias)
 
 
 def normed(x: Register, config: ModelConfig, weights: Weights) -> Register:

@@ -1,9 +1,9 @@
 """Layers that are a recurrence of their own: gated DeltaNet, Mamba-2, RWKV-7 (`tarnn.attention` has their formulas)."""
 
-import torch
 from torch import Tensor
 
-from tarnn.families.own.attention import EPS, AttentionParts, log_decay, project
+from tarnn.families.own.attention import EPS, AttentionParts, log_decay
+from tarnn.families.parts import dense
 from tarnn.families.rwkv7 import time_mixing
 from tarnn.program.recording import Register, apply, delta, filter, heads, linear, norm, product
 
@@ -17,10 +17,10 @@ def gated_delta(x: Register, layer: AttentionParts) -> Register:
     q, k, v = filter(_joined(x, layer, sizes), _filters(layer, sum(sizes)), state).split(*sizes)
     q = norm(heads(q, h), eps=1e-6, kind="l2") * d**-0.5
     k = norm(heads(k, g), eps=1e-6, kind="l2")
-    beta = apply(project(x, weights, "beta_proj", g, bias, exact=True), "sigmoid")
+    beta = apply(dense(x, weights, "beta_proj", g, bias=bias, exact=True), "sigmoid")
     o = delta(q, k, heads(v, g), heads(beta, g), state, log_decay=log_decay(x, layer, d))
-    gate = apply(project(x, weights, "gate_proj", h * d, bias), "silu")
-    return project(norm(o, weights.get("norm.weight", (d,)), eps=EPS) * gate, weights, "o_proj", hidden, bias)
+    gate = apply(dense(x, weights, "gate_proj", h * d, bias=bias), "silu")
+    return dense(norm(o, weights.get("norm.weight", (d,)), eps=EPS) * gate, weights, "o_proj", hidden, bias=bias)
 
 
 def mamba2(x: Register, layer: AttentionParts) -> Register:
@@ -40,7 +40,7 @@ def mamba2(x: Register, layer: AttentionParts) -> Register:
     v, fade = heads(v, h), dt * -weights.get("A_log", (h,)).double().exp()[:, None]
     o = linear(q, k, v * dt, state, log_decay=fade, normalize=False, keep_z=False)
     o = heads(o + v * weights.get("D", (h,))[:, None], 1) * apply(gate, "silu")
-    return project(norm(o, weights.get("norm.weight", (h * d,)), eps=1e-5), weights, "o_proj", hidden, bias)
+    return dense(norm(o, weights.get("norm.weight", (h * d,)), eps=1e-5), weights, "o_proj", hidden, bias=bias)
 
 
 def rwkv7(x: Register, layer: AttentionParts) -> Register:
@@ -49,12 +49,11 @@ def rwkv7(x: Register, layer: AttentionParts) -> Register:
 
 
 def _joined(x: Register, layer: AttentionParts, sizes: tuple[int, ...]) -> Register:
-    """Record the projections of queries, keys and values as one product, whose channels one filter reads."""
-    names, weights = ("q_proj", "k_proj", "v_proj"), layer.weights
-    weight = torch.cat([weights.get(f"{name}.weight", (n, x.size)) for name, n in zip(names, sizes, strict=True)])
-    if not layer.config.bias:
-        return product(x, weight)
-    return product(x, weight, torch.cat([weights.get(f"{y}.bias", (n,)) for y, n in zip(names, sizes, strict=True)]))
+    """Record the projections of queries, keys and values, side by side, as one filter reads them."""
+    joined = x.record.room(sum(sizes))
+    for name, n, part in zip(("q_proj", "k_proj", "v_proj"), sizes, joined.split(*sizes), strict=True):
+        dense(x, layer.weights, name, n, bias=layer.config.bias, to=part)
+    return joined
 
 
 def _filters(layer: AttentionParts, channels: int) -> Tensor:

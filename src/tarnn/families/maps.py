@@ -1,4 +1,4 @@
-"""Feature maps of tarnn's own models, as `features` instructions: what each kind computes, from its tensors and options."""
+"""Feature maps of tarnn as programs compute them: the numbers of `features`, from a map's tensors and options."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,47 +8,38 @@ import torch
 
 from tarnn import feature_maps as maps
 from tarnn.families.weights import Weights
-from tarnn.feature_maps import FeatureMap, Reparametrized
-from tarnn.feature_maps.statistics import FittedMap
-from tarnn.models.config import ModelConfig
-from tarnn.program.recording import Register, features
+from tarnn.feature_maps import FeatureMap, QueryClusters, Reparametrized
+
+SIDES = ("queries", "keys")
 
 
-def map_of(config: ModelConfig, layer: int, weights: Weights) -> FeatureMap:
-    """Make this layer's map: its options from the config, its tensors, such as Ω, from the weights.
+def map_of(name: str, options: Mapping[str, Any], sizes: Mapping[str, Any], weights: Weights) -> FeatureMap:
+    """Make a map of this name: its tensors, such as Ω, are those of the weights. sizes: as `feature_maps.make` takes them.
 
-    Raises ValueError for a map that causal attention of this config can't have.
+    Raises ValueError for a name, an option or a size that there is not.
     """
-    name = config.feature_map_of(layer)
-    options = dict(config.feature_map_options.get(name, {}))
-    if "seed" in maps.options_of(name):
-        options["seed"] = 0  # the weights hold what was drawn
+    seed = {"seed": 0} if "seed" in maps.options_of(name) else {}  # the weights hold what was drawn
     with torch.device("meta"):
-        phi = maps.make(name, **config.feature_map_sizes(), **options)
+        phi = maps.make(name, **sizes, **{**options, **seed})
     tensors = {name: weights.get(name, tuple(x.shape)) for name, x in phi.state_dict().items()}
     phi.load_state_dict(tensors, assign=True)
-    if isinstance(phi, FittedMap) and phi.fit == "call":
-        raise ValueError(f"{name} with fit='call' is fitted to both sides, and causal attention has no such map.")
-    if config.normalize:
-        phi.check_positive(config.head_dim)
     return phi
 
 
-def features_of(x: Register, phi: FeatureMap, side: str) -> tuple[Register, Register | None]:
-    """Record φ of queries or keys: the features, and the logarithm that is kept apart, for maps with one.
+def numbers_of(phi: FeatureMap, d: int, side: str) -> dict[str, Any]:
+    """Return the arguments of `features` that make φ of queries or keys, d channels each; of `QueryClusters` log φ.
 
-    side: "queries" or "keys". Raises ValueError for a map that is not known here.
+    Raises ValueError for a map that is not known here.
     """
-    kind, d = type(phi.inner), x.width
+    kind = type(phi.inner)
+    if kind is QueryClusters:
+        return _clusters(phi, side)
     if kind not in NUMBERS:
         raise ValueError(
             f"{kind.__name__} is no feature map that programs have; they have those of tarnn.feature_maps."
         )
     numbers = NUMBERS[kind](phi.inner, d)
-    if isinstance(phi, Reparametrized):
-        numbers["move"] = _move(phi, side)
-    made, log_scale = features(x, **numbers)
-    return made, log_scale if phi.log_scaled else None
+    return numbers | ({"move": _move(phi, side)} if isinstance(phi, Reparametrized) else {})
 
 
 def _move(phi: Reparametrized, side: str) -> dict[str, Any]:
@@ -58,6 +49,14 @@ def _move(phi: Reparametrized, side: str) -> dict[str, Any]:
     if side == "queries":
         return {"centre": q, "stretch": stretch, "weight": scale * k, "constant": q.new_zeros(len(q))}
     return {"centre": k, "stretch": 1 / stretch, "weight": scale * q, "constant": -scale * (q * k).sum(-1)}
+
+
+def _clusters(phi: Any, side: str) -> dict[str, Any]:
+    centres, sharpness = phi.centres.double(), phi.sharpness.double()
+    if side == "keys":
+        return {"function": "identity", "omega": phi.scale * centres}
+    bias = -0.5 * phi.scale * sharpness[..., 0] * centres.square().sum(-1)
+    return {"function": "log_softmax", "omega": phi.scale * sharpness * centres, "bias": bias}
 
 
 def _elementwise(phi: Any, d: int) -> dict[str, Any]:
