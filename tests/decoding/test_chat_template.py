@@ -114,6 +114,13 @@ def test_templates_write_what_they_do_in_transformers(template, conversation, to
     assert render(template, conversation, tools=tools, documents=None, add_generation_prompt=ready, **more) == expected
 
 
+def test_numbers_in_formats_are_no_widths():
+    assert (
+        render("{{ '%s of 2026' % 'May' }} {{ '{} of 2026: {:>3}'.format('May', 7) }}", [])
+        == "May of 2026 May of 2026:   7"
+    )
+
+
 def test_the_time_of_now():
     year = render("{{ strftime_now('%Y') }}", [])
     assert year.isdigit()
@@ -160,6 +167,10 @@ ENDLESS = {
     "a block indented": "{% filter indent(99999999) %}a{% endfilter %}",
     "filled up": "{{ 'a'.ljust(10**11) }}",
     "zeros": "{{ 'a'.zfill(10**11) }}",
+    "a text many times in a format": "{% set a = 'a' * 9999999 %}{{ ('{0}' * 99999).format(a) }}",
+    "a text many times by name": "{% set d = dict(a='a' * 9999999) %}{{ ('%(a)s' * 99999) % d }}",
+    "a text many times by a filter": "{{ ('%(a)s' * 99999) | format(a='a' * 9999999) }}",
+    "a text in pieces": "{{ ('aa ' * 9999999).split() | length }}",
     "a joiner": "{{ joiner('a' * 10**9) }}",
 }
 WIDE = {
@@ -170,6 +181,8 @@ WIDE = {
     "a method kept": "{% set f = '{:>9999999999}'.format %}{{ f(3) }}",
     "a filter": "{{ '%999999999d' | format(3) }}",
     "the time": "{{ strftime_now('%9999999999d') }}",
+    "a precision": "{{ '%.99999999f' % 3 }}",
+    "by name": "{{ '%(a)99999d' % {'a': 3} }}",
 }
 FORBIDDEN = {
     "classes": ("{{ ''.__class__.__mro__ }}x", "unsafe"),

@@ -157,7 +157,12 @@ SPELLED = {
         rewritten(folder, eos_token=..., added_tokens_decoder=...),
         rewritten(folder, "special_tokens_map.json", eos_token={"content": "<|im_end|>"}, bos_token="<s>"),
     ),
-    "a map beside a table": lambda folder: rewritten(folder, "special_tokens_map.json", eos_token="<|im_end|>"),
+    "a map beside a table": lambda folder: (
+        rewritten(folder, added_tokens_decoder={"333": {"content": "<more>", "special": False, "normalized": False}}),
+        rewritten(folder, "special_tokens_map.json", eos_token="<|im_end|>"),
+    ),
+    "a word that ends": lambda folder: rewritten(folder, eos_token="Once"),
+    "a word that is special": lambda folder: rewritten(folder, extra_special_tokens=["<|im_start|>", "<|im_end|>", "Once"]),
     "a list of tokens": lambda folder: (
         rewritten(folder, added_tokens_decoder=...),
         rewritten(folder, "added_tokens.json", **{"<more>": 333}),
@@ -177,7 +182,7 @@ def test_folders_of_all_versions_open(tmp_path, spelled):
     ours, theirs = open_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
     assert len(ours) == len(theirs)
-    for text in ("the fox<more>", "<s>a</s> <|im_end|>", "", "<more"):
+    for text in ("the fox<more>", "<s>a</s> <|im_end|>", "", "<more", "Once upon"):
         ids = ours.encode(text)
         assert ids == theirs(text)["input_ids"]
         assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)

@@ -1,15 +1,12 @@
-"""A chat template is somebody's program in Jinja: it runs on plain data, with a bounded number of steps and characters.
+"""A chat template is somebody's program in Jinja: it runs on plain data, in a sandbox, with an allowance of steps.
 
 jinja2's sandbox keeps templates from code and files, but not from loops that never end or texts that double at each step.
-So every step costs something from an allowance: an iteration, a call of a macro, and each value that is made, by its length.
-It is paid before an operation whose result may be much longer than what it is made of.
+Here each step pays from an allowance. Else a template is given what transformers gives it: the same functions and tags.
 """
 
 import functools
 import json
-import re
 from collections.abc import Callable
-from contextvars import ContextVar
 from datetime import datetime
 from types import GeneratorType
 from typing import Any
@@ -21,46 +18,28 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-ALLOWANCE, PER_CHARACTER = 2**26, 64  # of every rendering, and more of it for each character that goes in
-STEP, ITEM = 64, 16  # cost of an iteration, a call or a filter; of a value that is no text
-MOST_BITS = 4096  # of a product or power
-LEFT: ContextVar[list[int]] = ContextVar("allowance")
-TOO_MUCH = "it takes too many steps, or writes more than a conversation can need"
-# filters that write their values as texts, and those that only look at the first item or the length
-WRITING = {
-    "capitalize", "e", "escape", "forceescape", "format", "indent", "join", "lower", "replace", "safe", "string", "striptags",
-    "sum", "title", "tojson", "trim", "truncate", "upper", "urlencode", "wordcount",
-}  # fmt: skip
-LOOKING = {"attr", "count", "d", "default", "first", "last", "length"}
+from tarnn.decoding.chat_allowance import (
+    ALLOWANCE,
+    ITEM,
+    LEFT,
+    LOOKING,
+    STEP,
+    WRITING,
+    check_product,
+    compared,
+    cost_of_filter,
+    cost_of_format,
+    cost_of_method,
+    held,
+    joined,
+    pay,
+    size,
+    weight,
+    written,
+)
+
 LEFT_OUT = {"batch", "center", "filesizeformat", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr"}
 METHODS_LEFT_OUT = {"encode", "expandtabs", "maketrans", "translate"}
-LONG_WIDTH = re.compile(r"\*|\d{4}|:[^{}]*\{")  # in a format: a width above 999, or one that is computed
-
-
-def pay(cost: int) -> bool:
-    """Take a cost from the allowance of this rendering. Raises TemplateError where none is left."""
-    left = LEFT.get()
-    left[0] -= cost
-    if left[0] < 0:
-        raise TemplateError(TOO_MUCH)
-    return True
-
-
-def weight(value: Any) -> int:
-    """Count the characters of a value written as text, about; no further than the allowance goes."""
-    total, items, most = 0, [value], LEFT.get()[0]
-    while items and total <= most:
-        item = items.pop()
-        total += len(item) if isinstance(item, str) else ITEM
-        if isinstance(item, dict):
-            items += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple):
-            items += item
-    return total
-
-
-def size(value: Any) -> int:
-    return len(value) + 1 if isinstance(value, str | list | tuple | dict | range) else 1
 
 
 class Environment(ImmutableSandboxedEnvironment):
@@ -87,8 +66,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
-            check_format(left)
-            pay(weight(right))
+            pay(cost_of_format(left, right))
         elif operator in ("*", "**"):
             check_product(operator, left, right)
         result = super().call_binop(context, operator, left, right)
@@ -152,58 +130,6 @@ def literal_length(body: list[nodes.Node]) -> int:
     return sum(len(text.data) for node in body for text in node.find_all(nodes.TemplateData))
 
 
-def written(value: Any) -> Any:
-    """Pay for what a template writes."""
-    pay(weight(value))
-    return value
-
-
-def held(value: Any) -> Any:
-    """Pay for a list, tuple or dict that a template makes, with all that is in it."""
-    pay(weight(value))
-    return value
-
-
-def joined(*parts: Any) -> str:
-    """Join the parts of `a ~ b`."""
-    pay(weight(parts))
-    return "".join(map(str, parts))
-
-
-def compared(value: Any) -> Any:
-    """Pay for the right-hand side of a comparison, which is looked through."""
-    pay(ITEM + size(value) // 64)
-    return value
-
-
-def check_product(operator: str, left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * max(right, 1)
-        if bits > MOST_BITS:
-            raise TemplateError(TOO_MUCH)
-    elif operator == "*":
-        pay(
-            max(size(left) * right if isinstance(right, int) else 0, size(right) * left if isinstance(left, int) else 0)
-        )
-
-
-def check_format(text: str) -> None:
-    if LONG_WIDTH.search(text):
-        raise TemplateError("it writes with a width that is computed or above 999")
-
-
-def cost_of_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Compute the cost of a method of texts, before it is called."""
-    cost = len(text) + weight([*args, *kwargs.values()])
-    if name == "join" and args:
-        return cost + len(text) * size(args[0])
-    if name == "replace" and len(args) > 1 and all(isinstance(x, str) for x in args[:2]):
-        return cost + text.count(args[0]) * len(args[1])
-    if name in ("format", "format_map"):
-        check_format(text)
-    return cost + sum(x for x in (*args, *kwargs.values()) if isinstance(x, int) and x > 0)
-
-
 def metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that pays for what it does."""
 
@@ -221,22 +147,6 @@ def metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def cost_of_filter(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Compute the cost of a filter that writes its values, before it is called."""
-    values = [*args, *kwargs.values()]
-    cost, texts = weight(values), [x for x in values if isinstance(x, str)]
-    widths = sum(x for x in values if isinstance(x, int) and x > 0)
-    if name in ("indent", "tojson"):
-        return cost * (1 + widths)
-    if name == "join":
-        return cost + sum(map(len, texts)) * max(map(size, args))
-    if name == "replace" and len(texts) > 2:
-        return cost + texts[0].count(texts[1]) * len(texts[2])
-    if name == "format":
-        check_format(texts[0] if texts else "")
-    return cost
-
-
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
@@ -250,7 +160,7 @@ def raise_exception(message: str) -> None:
 
 def strftime_now(form: str) -> str:
     """Write the present time."""
-    check_format(form)
+    pay(cost_of_format(form, ""))
     return datetime.now().strftime(form)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from tarnn.decoding import chat_sandbox
+from tarnn.decoding.chat_allowance import ALLOWANCE, LEFT, PER_CHARACTER, TOO_MUCH, weight
+from tarnn.decoding.chat_sandbox import Environment
 from tarnn.errors import UserError
 
 FILE, MORE = "chat_template.jinja", "additional_chat_templates"
@@ -50,13 +51,13 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -
     conversation = [with_reasoning(plain(message)) for message in messages]
     context = plain(names) | {"messages": conversation}
     compiled = _compiled(template)
-    chat_sandbox.LEFT.set([2**62])
-    characters = chat_sandbox.weight(context)
-    chat_sandbox.LEFT.set([chat_sandbox.ALLOWANCE + chat_sandbox.PER_CHARACTER * characters])
+    LEFT.set([2**62])
+    characters = weight(context)
+    LEFT.set([ALLOWANCE + PER_CHARACTER * characters])
     try:
         return compiled.render(context)
     except RecursionError:
-        raise TemplateError(chat_sandbox.TOO_MUCH) from None
+        raise TemplateError(TOO_MUCH) from None
 
 
 @lru_cache(maxsize=64)
@@ -65,8 +66,8 @@ def _compiled(template: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> chat_sandbox.Environment:
-    return chat_sandbox.Environment()
+def _environment() -> Environment:
+    return Environment()
 
 
 def plain(value: Any) -> Any:
