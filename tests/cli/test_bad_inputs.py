@@ -262,6 +262,14 @@ def test_a_damaged_folder(good, options, tmp_path, capsys, command, case):
         run(capsys, command, folder, tmp_path / "out", *options[command])
 
 
+@pytest.mark.parametrize("case", ANY | TOKENIZER)
+def test_a_damaged_folder_of_transformers(good, options, tmp_path, capsys, case):
+    """The same of a Llama that `tarnn generate` opens."""
+    folder = shutil.copytree(good / "llama", tmp_path / "copy")
+    (ANY | TOKENIZER)[case](folder)
+    may_work(capsys, "generate", folder, *options["generate"])
+
+
 def may_work(capsys, command, folder, *options, says=""):
     """The command works and is silent on stderr, or is refused in one sentence, which names the folder."""
     code = main([command, *map(str, [folder, *options])])

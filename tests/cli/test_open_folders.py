@@ -95,9 +95,11 @@ def test_it_samples_as_the_folder_says(command, tmp_path):
 def test_what_cannot_run_is_refused_in_a_sentence(command, tmp_path):
     config = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert command("generate", tmp_path, "--prompt", "a").is_refusal("'gpt_neox'", "Llama, Mamba-2, Mistral")
+    for line in (["generate"], ["info"], ["serve", "--port", 0]):
+        assert command(line[0], tmp_path, *line[1:]).is_refusal("'gpt_neox'", "Llama, Mamba-2, Mistral")
     window = make_folder(tmp_path / "window", "Mistral", sliding_window=16)
-    assert command("generate", window, "--prompt", "a").is_refusal("can't be run by tarnn", "sliding window")
+    for line in (["generate", "--prompt", "a"], ["info"], ["serve", "--port", 0]):
+        assert command(line[0], window, *line[1:]).is_refusal("can't be run by tarnn", "sliding window")
     scaled = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     long = make_folder(tmp_path / "long", "Llama", torch.bfloat16, rope_parameters=scaled)
     assert command("generate", long, "--prompt", "a").is_refusal("positions of another kind (yarn)")
