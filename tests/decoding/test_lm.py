@@ -140,6 +140,48 @@ def test_a_live_model_opens(open_folder):
         lm.generate("ab")
 
 
+def hooked(model):
+    model.model.layers[0].register_forward_hook(lambda *arguments: None)
+
+
+def with_another_head(model):
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+
+
+def with_a_forward_of_its_own(model):
+    model.model.norm.forward = lambda x: x
+
+
+def with_flex_attention(model):
+    model.config._attn_implementation = "flex_attention"
+
+
+@pytest.mark.parametrize("family", ["Qwen3.5", "Llama"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (hooked, r"model.layers.0 \(.*\) has a hook"),
+        (with_another_head, r"lm_head \(Sequential\) does not describe itself"),
+        (with_a_forward_of_its_own, r"model.norm \(.*\) has a method of its own, forward"),
+        (with_flex_attention, "computes flex_attention attention"),
+        (torch.nn.Module.train, "in training mode"),
+        (torch.nn.Module.double, "torch.float64"),
+    ],
+)
+def test_a_live_model_that_was_changed_is_refused_by_place(open_folder, family, change, reason):
+    model = oracle(open_folder(family))
+    change(model)
+    with pytest.raises(UserError, match=f"this .*ForCausalLM can't be run by tarnn: .*{reason}"):
+        tarnn.load(model)
+
+
+def test_what_is_no_model_or_no_format(open_folder):
+    with pytest.raises(UserError, match=r"there is no fused step for a Linear\. Models of tarnn open"):
+        tarnn.load(torch.nn.Linear(3, 5))
+    with pytest.raises(ValueError, match="weights must be one of float32, bfloat16, int8, int4; got 'int2'"):
+        tarnn.load(open_folder("Llama"), "int2")
+
+
 @pytest.mark.parametrize("ends", ["</s>", [1, "2"], 264, -1])
 def test_ends_that_are_no_tokens(tmp_path, ends):
     folder = make_folder(tmp_path / "tiny", "Llama")

@@ -11,6 +11,7 @@ from torch import nn
 from tarnn.conversion.options import DEFAULTS, child_of
 from tarnn.huggingface.described.common import describe_backbone, describe_causal, describe_mlp, describe_norm
 
+EXACT = (None, "eager", "sdpa")  # attention that is softmax over all keys
 # whose angles are the same at every length; the others also change what they multiply with
 ROTARY = ("default", "linear", "llama3")
 
@@ -34,6 +35,8 @@ def describe_attention(attention: Any, plan: Any, frequencies: Any) -> Any:
     norms = {x: plan.add(getattr(attention, x)) for x in ("q_norm", "k_norm") if hasattr(attention, x)}
     facts = {"heads": (h, g, d), "inputs": inputs, "output": plan.add(attention.o_proj), "frequencies": frequencies}
     if name not in DEFAULTS:
+        if name not in EXACT:
+            raise plan.refusal(attention, f"computes {name} attention, not softmax over all keys")
         return plan.attention("softmax", **facts, **norms)
     if own is None:
         raise plan.refusal(attention, "has no options (tarnn.conversion.set_options gives it some)")

@@ -24,6 +24,7 @@ from tarnn.errors import UserError
 from tarnn.families.config import Config
 from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json
+from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.log import Log, silent
 from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
@@ -104,9 +105,11 @@ def open_step(
     dtype: of the opened weights; None: as saved. device, track: as `open_model` takes them, for models that a step in plain
     PyTorch can run. report: called with lines on what is unused.
 
-    Raises UserError for a folder without a model that can be run, with the reason, and Refusal where weights are given and the
-    model has no fused step.
+    Raises UserError for a model that can't be run, with the reason, ValueError for another format, and Refusal where weights
+    are given and the model has no fused step.
     """
+    if weights is not None and weights not in FORMATS:
+        raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
     if isinstance(source, nn.Module):
         return _of_own(source, weights) if isinstance(source, TextModel) else _of_transformers(source, weights)
     folder = Path(source)
@@ -170,9 +173,10 @@ def _own_state(model: TextModel, step: Step, *sizes: Any, **options: Any) -> Mod
 def _of_transformers(model: Any, weights: str | None, *, copy_tokens: bool = True) -> Opened:
     from tarnn.conversion.causal import classes_of
 
+    classes = classes_of(model)
     config, dtype = model.config, model.dtype
     try:
-        step = FusedStep(model, weights, classes=classes_of(model), copy_tokens=copy_tokens)
+        step = FusedStep(model, weights, classes=classes, copy_tokens=copy_tokens)
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
     ends = getattr(model.generation_config, "eos_token_id", None)
