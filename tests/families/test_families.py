@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ VARIANTS = {  # other options that a family has
     "all heads": ("Mistral-7B-v0.3", {"num_key_value_heads": 4, "head_dim": None}),
     "biases of Qwen3": ("Qwen3-0.6B", {"attention_bias": True}),
     "experts in no layer": ("Qwen3-Next, dense", {"mlp_only_layers": [], "num_experts": 0}),
+    "a quarter rotated": ("Qwen3.5, text alone", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     "layers by their interval": ("Qwen3.5, text alone", {"layer_types": None, "num_hidden_layers": 3}),
     "rotated": ("Olmo-Hybrid-7B", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "rotated by default": ("Olmo-Hybrid-7B", {"rope_parameters": None}),
@@ -37,7 +40,7 @@ VARIANTS = {  # other options that a family has
 def fields_of(name):
     """Fields of a published config, or of a variant of one."""
     base, changes = VARIANTS.get(name, (name, {}))
-    return copy.deepcopy(PUBLISHED[base]) | changes
+    return copy.deepcopy(PUBLISHED[base] | changes)
 
 
 def model_of(name):
@@ -182,6 +185,17 @@ def test_padded_on_the_left_is_a_row_alone(name, folder):
     torch.testing.assert_close(torch.stack([x[-1] for x in logits]).float(), out[:, -1], rtol=0, atol=1e-4)
 
 
+@torch.no_grad()
+def test_a_folder_in_bfloat16(name, tmp_path):
+    """Weights stay in their type; numbers are those of the rounded model in float32."""
+    model, ids = copy.deepcopy(model_of(name)), torch.stack(rows(9))
+    model.bfloat16().save_pretrained(tmp_path)
+    program = open_program(tmp_path)
+    assert {x.dtype for x in program.weights() if x.ndim > 1 and x.shape[-1] > 4} == {torch.bfloat16}
+    logits = type(model).from_pretrained(tmp_path, dtype=torch.float32)(input_ids=ids).logits
+    torch.testing.assert_close(defined(program, ids).float(), logits, rtol=0, atol=1e-4)
+
+
 def test_steps_are_the_whole(name, folder):
     program, (ids,) = open_program(folder), rows(8)
     states, outputs = new_states(program, 1, dtype=torch.float64), []
@@ -264,6 +278,15 @@ def test_options_of_lfm2(changes, monkeypatch, tmp_path):
     monkeypatch.delitem(MODELS, "changed", raising=False)
     test_the_config_that_transformers_writes("changed", tmp_path)
     MODELS.pop("changed")
+
+
+@pytest.mark.thorough
+def test_transformers_is_not_loaded(folder):
+    code = (
+        "import sys; from tarnn.families.by_name import open_program; open_program(sys.argv[1]); "
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
 
 
 def test_an_unknown_family_is_named():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from support.drawn_programs import VOCABULARY, drawn_program
 
 from tarnn.program.definition import new_states, run
@@ -86,6 +86,21 @@ def test_float32_is_near_float64(seed):
     assert out.dtype == torch.float32
     assert expected.shape == (2, 6, VOCABULARY)
     torch.testing.assert_close(out.double(), expected, rtol=5e-3, atol=5e-3)
+
+
+@settings(max_examples=10, deadline=None)
+@given(SEEDS)
+def test_any_device_and_type(seed):
+    """Everything is computed where the ids are: a tensor elsewhere would be refused."""
+    program = drawn_program(seed)
+    assume(all(x.kind != "hybrid" for x in program.instructions))  # which reads how many tokens there were
+    for device, dtype in (("meta", torch.float64), ("cpu", torch.bfloat16)):
+        states = new_states(program, 2, dtype=dtype, device=device)
+        rows = [x.to(device) for x in ids(3, 1)]
+        outputs, states = run(program, rows, states, positions=[0, 5], dtype=dtype)
+        tensors = [*outputs, *states[0], *states[1]]
+        assert {(x.device.type, x.dtype) for x in tensors} == {(device, dtype)}
+        assert [x.shape for x in outputs] == [(3, VOCABULARY), (1, VOCABULARY)]
 
 
 def test_drawn_programs_hold_every_instruction():

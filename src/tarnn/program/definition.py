@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tarnn.program.instructions import Program, View
+from tarnn.program.instructions import Program, StateSpec, View
 from tarnn.program.recurrent import RECURRENT, Recurrent, RowState
 from tarnn.program.row_wise import ROW_WISE, Call, Outputs, Tokens
 
@@ -21,11 +21,13 @@ from tarnn.program.row_wise import ROW_WISE, Call, Outputs, Tokens
 def new_states(
     program: Program, rows: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> list[RowState]:
-    """Return the state of each row before its first token."""
-    return [
-        tuple(torch.full(spec.shape, spec.fill, dtype=dtype, device=device) for spec in program.states)
-        for _ in range(rows)
-    ]
+    """Return the state of each row before its first token. dtype: of all but whole numbers."""
+
+    def new(spec: StateSpec) -> Tensor:
+        kind = dtype if spec.dtype.is_floating_point else spec.dtype
+        return torch.full(spec.shape, spec.fill, dtype=kind, device=device)
+
+    return [tuple(map(new, program.states)) for _ in range(rows)]
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tarnn.numerics import widest
 from tarnn.program.instructions import Instruction
 
 Outputs = tuple[Tensor, ...]
@@ -134,8 +135,9 @@ def apply(call: Call, x: Tensor) -> Outputs:
 
 def rotate(call: Call, x: Tensor) -> Outputs:
     frequencies = call.instruction.weights["frequencies"].to(x.device)
-    angles = call.tokens.positions[:, None].double() * frequencies.double()
-    angles = angles.to(frequencies.dtype).double()[:, None]  # (n, 1, p)
+    wide = widest(x.device)
+    angles = call.tokens.positions[:, None].to(wide) * frequencies.to(wide)
+    angles = angles.to(frequencies.dtype).to(wide)[:, None]  # (n, 1, p)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     p = len(frequencies)
     if call.instruction.numbers["interleaved"]:
@@ -188,7 +190,7 @@ def pairs(call: Call, u: Tensor) -> Tensor:
 
 
 def cosformer(call: Call, u: Tensor) -> Tensor:
-    angle = (call.tokens.positions.double() * call.number("number"))[:, None, None]
+    angle = (call.tokens.positions.to(widest(u.device)) * call.number("number"))[:, None, None]
     return torch.cat([u.relu() * angle.cos().to(u.dtype), u.relu() * angle.sin().to(u.dtype)], -1)
 
 
