@@ -1,6 +1,7 @@
 """`tarnn.load`: folders of transformers and our own, opened alike; transformers' own model is the oracle."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -98,6 +99,9 @@ def test_a_state_in_a_file_is_the_state(open_folder, tmp_path, family):
     assert back.recent == state.recent
     assert torch.equal(back.position, state.position)
     assert torch.equal(lm.read("é", back).logits, lm.read("Call me é").logits)
+    moved = tarnn.load(shutil.copytree(open_folder(family), tmp_path / "moved"))
+    assert torch.equal(moved.open_state(tmp_path / "s").logits, state.logits)
+    assert torch.equal(tarnn.load(oracle(open_folder(family))).open_state(tmp_path / "s").logits, state.logits)
     with pytest.raises(UserError, match="saved by another model"):
         tarnn.load(open_folder("Qwen3")).open_state(tmp_path / "s")
 
@@ -111,6 +115,30 @@ def test_ends_and_stops(open_folder):
     writing = lm.generate("ab", temperature=0, max_new_tokens=30, stop=[stop])
     assert "".join(writing) == whole[: whole.index(stop)]
     assert writing.finish == "a stop string was met"
+
+
+def test_an_end_token_ends_it(open_folder):
+    lm = tarnn.load(open_folder("Llama"))
+    writing = lm.generate("ab", temperature=0, logit_bias={259: 1000.0})
+    assert "".join(writing) == ""
+    assert (writing.ids, writing.finish) == ([259], "the text is at its end")
+
+
+def test_no_token_beyond_the_last_position(tmp_path):
+    lm = tarnn.load(make_folder(tmp_path / "tiny", "Llama", max_position_embeddings=12))
+    ids = torch.arange(40, 53)
+    full = lm.read(ids[:12])
+    beyond = [
+        lambda: lm.read(ids),
+        lambda: lm.read(ids[:1], full),
+        lambda: lm.step(ids[:1], full),
+        lambda: lm.logits(ids[None]),
+        lambda: lm.generate(ids),
+        lambda: [*lm.generate("", state=full)],
+    ]
+    for call in beyond:
+        with pytest.raises(ValueError, match=r"sequences of up to 12 tokens \(max_position_embeddings\)"):
+            call()
 
 
 def test_a_tokenizer_that_begins_texts_does(tmp_path):

@@ -23,6 +23,7 @@ from tarnn.decoding.state_file import load_state, save_state
 from tarnn.decoding.streaming import KEEP, TextStream, decoder
 from tarnn.decoding.tokenizer import SavedTokenizer, open_tokenizer
 from tarnn.log import Log, silent
+from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 
 Ids = Sequence[int] | Int[Tensor, " t"]
@@ -91,9 +92,13 @@ class LM:
 
     @torch.no_grad()
     def read(self, text: str | bytes | Ids, state: LMState | None = None) -> LMState:
-        """Return the state after a text, or ids, that follows those of `state`; None: the beginning."""
+        """Return the state after a text, or ids, that follows those of `state`; None: the beginning.
+
+        Raises ValueError beyond the model's last position, as all that reads tokens here does.
+        """
         ids = self.ids(text, starts=state is None)
         loop = self._loop(state or self.state(), len(ids))
+        check_length(self.opened.config, len(ids), int(loop.state.position.max()))
         with self._threads():
             loop.read(ids[None], piece=PIECE)
         recent = (*(() if state is None else state.recent), *ids[-KEEP:].tolist())[-KEEP:]
@@ -102,7 +107,9 @@ class LM:
     @torch.no_grad()
     def step(self, ids: Int[Tensor, " b"], state: LMState) -> tuple[Float[Tensor, "b v"], LMState]:
         """Return the next token's logits after one token more in each row, and the state."""
-        copy = copy_of(state.model, 1 + int(state.position.max()))
+        past = int(state.position.max())
+        check_length(self.opened.config, 1, past)
+        copy = copy_of(state.model, 1 + past)
         with self._threads():
             logits, after = self.opened.step(ids, copy, inplace=True)
         recent = (*state.recent, int(ids[0]))[-KEEP:] if len(ids) == 1 else ()
@@ -122,6 +129,7 @@ class LM:
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         """Return the logits after each token of rows of the same length, from the beginning."""
+        check_length(self.opened.config, ids.shape[1])
         state = self.opened.new_state(*ids.shape)
         with self._threads():
             return self.opened.prefill(ids, state, inplace=True, every=True)[0]
@@ -189,6 +197,7 @@ class Writing:
     ):
         opened, ids = lm.opened, lm.ids(prompt, starts=state is None)
         before = lm.state() if state is None else state
+        check_length(opened.config, len(ids), int(before.position.max()))
         seed = secrets.randbits(63) if seed is None else seed
         draw = row_sampler(sampling, opened.config.vocab_size, seed=seed, prompt=ids.tolist())
         self._lm, self.ids, self._ends = lm, list[int](), opened.end_ids

@@ -1,13 +1,15 @@
 """Check the inputs of a model: their lengths, masks and positions."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tarnn.models.config import ModelConfig
 
 
-def check_length(config: ModelConfig, num_tokens: int, past: int = 0) -> None:
-    """Raise ValueError if a sequence would end beyond max_position_embeddings."""
+def check_length(config: Any, num_tokens: int, past: int = 0) -> None:
+    """Raise ValueError if a sequence would end beyond max_position_embeddings of a config of any kind."""
     limit = config.max_position_embeddings
     if limit is not None and past + num_tokens > limit:
         after = f", {past} of them earlier ones" if past else ""

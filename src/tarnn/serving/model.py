@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.lm import tokenizer_in
 from tarnn.decoding.opening import Opened, open_step
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.streaming import decoder
-from tarnn.decoding.tokenizer import open_tokenizer
 from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels
 
@@ -60,7 +60,9 @@ def open_served(folder: str | Path, *, name: str | None = None, weights: str | N
     if not isinstance(model.step, FusedStep):
         raise UserError(f"{folder} can't be served: it has a {'; '.join(model.about)}. `tarnn generate` runs it.")
     key = StateKey(model.fingerprint, model.step.weights, cpu_kernels()["path"])
-    return ServedModel(name or folder.name, model, model.step, key, open_tokenizer(folder), folder)
+    return ServedModel(
+        name or folder.name, model, model.step, key, tokenizer_in(folder, model.config.vocab_size), folder
+    )
 
 
 class Sizes(NamedTuple):
