@@ -203,6 +203,12 @@ def test_a_live_model_that_was_changed_is_refused_by_place(open_folder, family, 
         tarnn.load(model)
 
 
+@pytest.mark.parametrize("token", [-1, 264])
+def test_what_is_no_token(open_folder, token):
+    with pytest.raises(ValueError, match=f"a token must be from 0 to 263; got {token}"):
+        tarnn.load(open_folder("Llama")).read([5, token, 7])
+
+
 def test_what_is_no_model_or_no_format(open_folder):
     with pytest.raises(UserError, match=r"there is no fused step for a Linear\. Models of tarnn open"):
         tarnn.load(torch.nn.Linear(3, 5))

@@ -86,8 +86,9 @@ class LM:
             data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
             return torch.from_numpy(prompt_ids(self.tokenizer, data, vocab_size, starts=starts))
         ids = torch.as_tensor(text, dtype=torch.int64).reshape(-1)
-        if wrong := [int(x) for x in ids if not 0 <= x < vocab_size]:
-            raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong[0]}.")
+        if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocab_size):
+            wrong = next(int(x) for x in (ids.min(), ids.max()) if not 0 <= x < vocab_size)
+            raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong}.")
         return ids
 
     @torch.no_grad()
