@@ -232,6 +232,9 @@ def test_tensors_must_be_those_of_the_config(folder):
     save_file({x: y for x, y in tensors.items() if x != taken}, file)
     with pytest.raises(UserError, match=f"lacks the weights {taken}"):
         open_program(folder)
+    save_file(tensors | {taken: tensors[taken].long()}, file)
+    with pytest.raises(UserError, match=f"has {taken} in torch.int64; expected real numbers"):
+        open_program(folder)
     save_file(tensors | {taken: torch.ones(3)}, file)
     with pytest.raises(UserError, match=rf"has {taken} of shape \(3,\) where the config calls for"):
         open_program(folder)
@@ -280,13 +283,39 @@ def test_options_of_lfm2(changes, monkeypatch, tmp_path):
     MODELS.pop("changed")
 
 
+DAMAGED = (0, -1, 3, 10**9, 0.5, None, True, "x", [], ["x"], {"a": 1}, float("inf"), float("nan"))
+
+
 @pytest.mark.thorough
-def test_transformers_is_not_loaded(folder):
+def test_damaged_configs_are_refused_in_a_sentence(name):
+    """Every value of a config becomes each of `DAMAGED`: what opens then, or a UserError, and no other."""
+    tensors, messages = model_of(name).state_dict(), []
+    text = PUBLISHED[name].get("text_config", PUBLISHED[name])
+    places = [(key,) for key in text] + [(k, x) for k in text if isinstance(text[k], dict) for x in text[k]]
+    for *outer, key in places:
+        for value in DAMAGED:
+            fields = copy.deepcopy(PUBLISHED[name])
+            inner = fields.get("text_config", fields)
+            for x in outer:
+                inner = inner[x]
+            inner[key] = value
+            try:
+                config = Config(fields)
+                family_of(config)(config, Weights.of(tensors))
+            except UserError as error:
+                messages.append(str(error))
+    assert len(messages) > len(places)
+    assert max(map(len, messages)) < 600
+
+
+@pytest.mark.thorough
+def test_transformers_is_not_loaded(tmp_path):
+    folders = [saved(name, tmp_path / str(i)) for i, name in enumerate(PUBLISHED)]
     code = (
-        "import sys; from tarnn.families.by_name import open_program; open_program(sys.argv[1]); "
+        "import sys; from tarnn.families.by_name import open_program; [open_program(x) for x in sys.argv[1:]]; "
         "assert 'transformers' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+    subprocess.run([sys.executable, "-c", code, *map(str, folders)], check=True)
 
 
 def test_an_unknown_family_is_named():

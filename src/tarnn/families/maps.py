@@ -21,7 +21,9 @@ def map_of(name: str, options: Mapping[str, Any], sizes: Mapping[str, Any], weig
     seed = {"seed": 0} if "seed" in maps.options_of(name) else {}  # the weights hold what was drawn
     with torch.device("meta"):
         phi = maps.make(name, **sizes, **{**options, **seed})
-    tensors = {name: weights.get(name, tuple(x.shape)) for name, x in phi.state_dict().items()}
+    tensors = {
+        name: weights.get(name, tuple(x.shape), whole=not x.is_floating_point()) for name, x in phi.state_dict().items()
+    }
     phi.load_state_dict(tensors, assign=True)
     return phi
 

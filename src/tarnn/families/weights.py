@@ -89,13 +89,16 @@ class Weights:
         self._source.taken.add(self._prefix + name)
         return self._source.read(self._prefix + name)
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Take a tensor that must have this shape."""
+    def get(self, name: str, shape: tuple[int, ...], *, whole: bool = False) -> Tensor:
+        """Take a tensor that must have this shape, and a floating type. whole: it must have whole numbers instead."""
         if self.shape(name) != shape:
             raise UserError(
                 f"{self.place} has {self._prefix}{name} of shape {self.shape(name)} where the config calls for {shape}. "
                 f"{FOREIGN}"
             )
+        if self.dtype(name).is_floating_point == whole:
+            kind = f"has {self._prefix}{name} in {self.dtype(name)}"
+            raise UserError(f"{self.place} {kind}; expected {'whole' if whole else 'real'} numbers. {INTACT}")
         return self[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
