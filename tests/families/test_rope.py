@@ -19,7 +19,9 @@ SPELLED = {
     "linear of 4": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.5}},
     "linear of 5": {"rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 1e4}},
     "llama3 of 4": {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-    "llama3 of 5": {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "factor": 7.3}},
+    "llama3 of 5": {
+        "rope_parameters": LLAMA3 | {"rope_theta": 1e4, "factor": 7.3, "original_max_position_embeddings": 64}
+    },
     "theta inside and beside": {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
 }
 

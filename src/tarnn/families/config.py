@@ -163,16 +163,17 @@ class Config:
         for key, value in self._fields.items():
             if key in self._taken or value is None or HARMLESS_VALUES.get(key, REQUIRED) == value:
                 continue
+            if any(fnmatchcase(key, pattern) for pattern in (*HARMLESS, *harmless)):
+                continue
             if key == "auto_map":
                 raise UserError(
                     f"{self.place} wants code of its own (auto_map), which is never run. Take a folder of a model that "
                     "transformers knows without trust_remote_code."
                 )
-            if not any(fnmatchcase(key, pattern) for pattern in (*HARMLESS, *harmless)):
-                raise UserError(
-                    f"{self.place}: {key} = {value!r:.80} is not known for this family and may change its numbers. If it "
-                    f"does not, delete it from {FILE}."
-                )
+            raise UserError(
+                f"{self.place}: {key} = {value!r:.80} is not known for this family and may change its numbers. If it "
+                f"does not, delete it from {FILE}."
+            )
         for inner in self._inner.values():
             inner.check_all_taken(harmless)
         if self._outer is not None:
