@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import tarnn
+from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.samplers import greedy
 from tarnn.errors import UserError
 
 PROMPT = "Call me Ishmael, é"
@@ -47,6 +49,18 @@ def test_a_folder_says_what_transformers_says(open_folder, family):
 
 def oracle(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_two_hundred_prompts_go_on_as_those_of_transformers(open_folder, family):
+    """Greedily, in rows together."""
+    opened, model = tarnn.load(open_folder(family)).opened, oracle(open_folder(family))
+    ids = torch.randint(0, 256, (200, 9), generator=torch.Generator().manual_seed(0))
+    loop = TokenLoop(opened, opened.new_state(200, 25), step=opened.step)
+    loop.read(ids)
+    texts = torch.stack(list(loop.tokens(greedy(), 16)), 1)
+    model.generation_config.eos_token_id = None
+    assert torch.equal(texts, model.generate(ids, do_sample=False, max_new_tokens=16)[:, 9:])
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3.5"])

@@ -167,7 +167,7 @@ class LM:
         """A loop that goes on with a copy of a state, with room for so many tokens."""
         opened = self.opened
         copy = copy_of(state.model, num_tokens + int(state.position.max()))
-        return TokenLoop(opened, copy, state.logits, step=opened.step)
+        return TokenLoop(opened, copy, state.logits, step=opened.step, owned=True)
 
     @contextmanager
     def _threads(self) -> Iterator[None]:

@@ -35,15 +35,21 @@ class TokenLoop:
     The state's capacity bounds the caches of softmax layers: all tokens, read and made; other layers ignore
     it. `state` and `logits` (of the next token; None before anything was read) have always seen every token
     that was read or given out, so they can be saved, forked or read on at any time. The loop writes its state in
-    place, so it begins with a copy of the given one; clone what you want to keep. `step` has the signature of
-    `model.step`, which it is by default; `tarnn.decoding.fastest_step` gives a faster one. A step with a `prefill` reads the
-    prompt too, so that it and what follows are computed alike. All of it runs without autograd.
+    place, so it begins with a copy of the given one, unless that is `owned`; clone what you want to keep. `step` has the
+    signature of `model.step`, which it is by default; `tarnn.decoding.fastest_step` gives a faster one. A step with a
+    `prefill` reads the prompt too, so that it and what follows are computed alike. All of it runs without autograd.
     """
 
     def __init__(
-        self, model: Any, state: ModelState, logits: Float[Tensor, "b v"] | None = None, *, step: Step | None = None
+        self,
+        model: Any,
+        state: ModelState,
+        logits: Float[Tensor, "b v"] | None = None,
+        *,
+        step: Step | None = None,
+        owned: bool = False,
     ):
-        self.model, self.state, self.logits = model, state.clone(), logits
+        self.model, self.state, self.logits = model, state if owned else state.clone(), logits
         self.step: Step = model.step if step is None else step
 
     @torch.no_grad()
