@@ -146,6 +146,14 @@ def test_filters_in_one_tensor_or_in_three(tmp_path):
         open_program(tmp_path)
 
 
+def test_a_text_model_under_the_names_of_one_with_images(tmp_path):
+    program = open_program(saved("Qwen3.5, text alone", tmp_path))
+    ids, file = rows(5), tmp_path / "model.safetensors"
+    expected = defined(program, ids)[0]
+    save_file({x.replace("model.", "model.language_model."): y for x, y in load_file(file).items()}, file)
+    torch.testing.assert_close(defined(open_program(tmp_path), ids)[0], expected, rtol=0, atol=0)
+
+
 def test_heads_for_several_tokens_and_images_are_left(tmp_path):
     folder = saved("Qwen3.5-0.8B", tmp_path)
     tensors = load_file(folder / "model.safetensors")

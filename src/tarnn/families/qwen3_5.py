@@ -24,7 +24,7 @@ Projections = Callable[[Register, Weights, DeltaSizes], tuple[Register, Gates]]
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
     text = config.text()
-    prefix = "model." if text is config else "model.language_model."
+    prefix = "model.language_model." if "model.language_model.embed_tokens.weight" in weights else "model."
     text.choice("attn_output_gate", True)
     text.skip("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
     return delta_hybrid(text, weights, prefix, projections)
