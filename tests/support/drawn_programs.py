@@ -13,6 +13,7 @@ from tarnn.program.recording import (
     Recorder,
     Register,
     apply,
+    clamp,
     delta,
     features,
     filter,
@@ -138,6 +139,31 @@ class Drawn:
         o = delta(q, k, v, beta, state, log_decay=self.decay(x, n, 4))
         return norm(o, eps=1e-6) * apply(heads(self.into(x, o.size), o.heads), "silu")
 
+    def gated_softmax(self, x: Register) -> Register:
+        """Draw norms of each head, a part of it rotated, and gates whose rows lie between those of the queries."""
+        rows, state, frequencies = (
+            self.weight(4, 2, 6, x.size),
+            self.record.state("KVCache"),
+            self.weight(2, scale=1).abs(),
+        )
+        q, gate = (heads(product(x, rows[:, i]), 4) for i in (0, 1))
+        k, v = (heads(self.into(x, 12), 2) for _ in range(2))
+        q, k = (rotate(norm(y, 1 + self.weight(6, scale=0.2), eps=1e-5), frequencies) for y in (q, k))
+        return softmax(q, k, v, state, scale=0.4) * apply(gate, "sigmoid")
+
+    def state_space(self, x: Register) -> Register:
+        """Draw what Mamba-2 has: keys and queries of groups, values times a step per head, a weight per head, group norms."""
+        state, (n, groups) = self.record.state("Mamba2State"), self.random.choice([(4, 2), (3, 1), (2, 2)])
+        sizes = n * 5, groups * 3, groups * 3
+        whole = filter(self.into(x, sum(sizes)), self.weight(sum(sizes), 4, scale=0.5), state)
+        v, k, q = (heads(y, h) for y, h in zip(whole.split(*sizes), (n, groups, groups), strict=True))
+        step = heads(apply(self.into(x, n, exact=True), "softplus"), n)
+        step = self.random.choice([step, clamp(step, 0.3, 0.8)])
+        log_decay = step * -self.weight(n, 1, scale=0.5).abs()
+        y = linear(q, k, v * step, state, log_decay=log_decay, normalize=False, keep_z=False)
+        y = (y + v * self.weight(n, 1)) * heads(apply(self.into(x, n * 5), "silu"), n)
+        return norm(heads(y, groups), 1 + self.weight(n * 5, scale=0.2), eps=1e-5)
+
     def hybrid(self, x: Register) -> Register:
         q, k, v = self.qkv(x, 6, 3, 3, 3, 5)
         reach = [self.random.choice(REACHES) for _ in range(3)]
@@ -163,7 +189,9 @@ class Drawn:
         return low_rank_delta(r, decay, k, v, apply(a, "neg"), b, state)
 
 
-MIXERS = (Drawn.softmax, Drawn.linear, Drawn.delta, Drawn.low_rank_delta, Drawn.hybrid)
+MIXERS = (
+    Drawn.softmax, Drawn.gated_softmax, Drawn.linear, Drawn.state_space, Drawn.delta, Drawn.low_rank_delta, Drawn.hybrid,
+)  # fmt: skip
 
 
 def drawn_program(seed: int) -> Program:
