@@ -37,6 +37,7 @@ struct DeltaKernels;        // delta/problem.h
 struct LowRankKernels;      // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct PackKernel;          // model_step/packing.h
+struct RuntimeKernel;       // runtime/call.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h
 struct ScanKernels;         // scan/problem.h
@@ -50,6 +51,7 @@ struct Kernels {
   const LowRankKernels* low_rank;
   const StackKernel* stack;
   const PackKernel* pack;
+  const RuntimeKernel* runtime;
   const ElementwiseKernels* elementwise;
   const ConvolutionKernels* convolution;
   const ScanKernels* scan;

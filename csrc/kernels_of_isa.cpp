@@ -16,13 +16,14 @@ extern const DeltaKernels delta_kernels;              // delta/kernels_of_isa.cp
 extern const LowRankKernels low_rank_kernels;         // delta/kernels_of_isa.cpp
 extern const StackKernel stack_kernel;                // model_step/layers.cpp
 extern const PackKernel pack_kernel;                  // model_step/packing.cpp
+extern const RuntimeKernel runtime_kernel;            // runtime/sweep.cpp
 extern const ElementwiseKernels elementwise_kernels;  // elementwise/kernels_of_isa.cpp
 extern const ConvolutionKernels convolution_kernels;  // convolution/kernels_of_isa.cpp
 extern const ScanKernels scan_kernels;                // scan/kernels_of_isa.cpp
 extern const DrawKernels draw_kernels;                // draws/kernels_of_isa.cpp
 
 const Kernels table = {TEXT(TARNN_ISA),   &linear_kernels, &hybrid_kernels,      &delta_kernels,       &low_rank_kernels,
-                       &stack_kernel, &pack_kernel, &elementwise_kernels, &convolution_kernels, &scan_kernels,        &draw_kernels};
+                       &stack_kernel, &pack_kernel, &runtime_kernel, &elementwise_kernels, &convolution_kernels, &scan_kernels,        &draw_kernels};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -68,7 +68,7 @@ class RingHead {
     std::memcpy(values_ + room_ * t_.d, t_.v, sizeof(float) * static_cast<std::size_t>(t_.d));
     const Cache cache{keys_, values_, Type::float32, nullptr, x_.room, filled - 1};
     for (Index block = 0; block < blocks; ++block)
-      attend_block(cache, 0, t_.d, block, {1, t_.r, t_.ldq, ldp, 0, t_.q, scores, partial + block * size});
+      attend_block(cache, 0, t_.d, t_.d, block, {1, t_.r, t_.ldq, ldp, 0, t_.q, scores, partial + block * size});
     return blocks + sees;
   }
 

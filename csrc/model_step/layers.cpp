@@ -330,7 +330,7 @@ class Sweep {
 
   void put_key(const Layer& l, Index row, Index head) {
     place(l, row, head);
-    append(cache(l, row), head_of_cache(l, head), s_.d, key(row, head), value(row, head));
+    append(cache(l, row), head_of_cache(l, head), s_.d, s_.d, key(row, head), value(row, head));
   }
 
   /// A layer's cache of a row's sequence as it is when the row comes.
@@ -377,7 +377,7 @@ class Sweep {
     copy_queries(row, rows, head);
     float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
     const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
-    attend_block(before, head_of_cache(l, head), s_.d, block, queries);
+    attend_block(before, head_of_cache(l, head), s_.d, s_.d, block, queries);
   }
 
   /// The queries of a head behind one another, each with zeros behind it.

@@ -25,13 +25,13 @@ TARNN_INLINE void in_format(const Cache& cache, F f) {
   else f(Same<float>());
 }
 
-/// Writes the key and value (d) of one head behind the others. Here and below, the cache is that of one sequence.
-inline void append(const Cache& cache, Index head, Index d, const float* key, const float* value) {
-  const Index at = (head * cache.capacity + cache.length) * d;
+/// Writes the key (d) and value (e) of one head behind the others. Here and below, the cache is that of one sequence.
+inline void append(const Cache& cache, Index head, Index d, Index e, const float* key, const float* value) {
+  const Index place = head * cache.capacity + cache.length;
   in_format(cache, [&](auto format) {
     using Format = decltype(format);
-    store_rows<Format>(key, d, 1, d, static_cast<typename Format::Stored*>(cache.k) + at, d, 1);
-    store_rows<Format>(value, d, 1, d, static_cast<typename Format::Stored*>(cache.v) + at, d, 1);
+    store_rows<Format>(key, d, 1, d, static_cast<typename Format::Stored*>(cache.k) + place * d, d, 1);
+    store_rows<Format>(value, e, 1, e, static_cast<typename Format::Stored*>(cache.v) + place * e, e, 1);
   });
   if (cache.mask && head == 0) cache.mask[cache.length] = true;
 }
@@ -139,36 +139,36 @@ struct Queries {
 
 /// One block of keys for the queries of its head; the cache is as it was before the first token's key.
 template <typename Format>
-void attend_block_in(const Cache& cache, Index head, Index d, Index block, const Queries& of) {
+void attend_block_in(const Cache& cache, Index head, Index d, Index e, Index block, const Queries& of) {
   using Stored = typename Format::Stored;
   const Index queries = of.tokens * of.each, begin = block * keys_a_block;
   const auto keys_of = [&](Index r) { return smaller(keys_a_block, cache.length + 1 + r / of.each - begin); };
   const auto partial_of = [&](Index r) { return of.partial + r / of.each * of.ld_token + r % of.each * of.ldp; };
   const Index n = keys_of(queries - 1), tile = queries > 1 ? keys_a_tile : n;
-  const Index at = (head * cache.capacity + begin) * d;
-  const Stored *keys = static_cast<const Stored*>(cache.k) + at, *values = static_cast<const Stored*>(cache.v) + at;
+  const Index at = head * cache.capacity + begin;
+  const Stored *keys = static_cast<const Stored*>(cache.k) + at * d, *values = static_cast<const Stored*>(cache.v) + at * e;
   const bool* mask = cache.mask ? cache.mask + begin : nullptr;
   // the processor sees long blocks coming; of short ones, the first asks for what comes next: its values, the next head's keys
   const bool asks = cache.length < keys_a_block;
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
-      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * d : nullptr, asks || r > 0, mask ? mask + j : nullptr, of.q + r * of.ldq,
+      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * e : nullptr, asks || r > 0, mask ? mask + j : nullptr, of.q + r * of.ldq,
                          d, smaller(tile, keys_of(r) - j), of.scores + r * keys_a_block + j);
   for (Index r = 0; r < queries; ++r) {
     if (keys_of(r) <= 0) continue;
     weigh(of.scores + r * keys_a_block, keys_of(r), partial_of(r));
-    clear(partial_of(r) + 2, whole<float>(d));
+    clear(partial_of(r) + 2, whole<float>(e));
   }
   const Stored* next = keys + cache.capacity * d;
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
       if (keys_of(r) > j)
-        sum_values<Format>(values + j * d, asks && r == 0 ? next + j * d : nullptr, of.scores + r * keys_a_block + j, d,
+        sum_values<Format>(values + j * e, asks && r == 0 ? next + j * d : nullptr, of.scores + r * keys_a_block + j, e,
                            smaller(tile, keys_of(r) - j), partial_of(r) + 2);
 }
 
-inline void attend_block(const Cache& cache, Index head, Index d, Index block, const Queries& of) {
-  in_format(cache, [&](auto format) { attend_block_in<decltype(format)>(cache, head, d, block, of); });
+inline void attend_block(const Cache& cache, Index head, Index d, Index e, Index block, const Queries& of) {
+  in_format(cache, [&](auto format) { attend_block_in<decltype(format)>(cache, head, d, e, block, of); });
 }
 
 /// o (d) of one query, of its blocks' parts.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tarnn.program.fusion import NOT_PLANNED
 from tarnn.program.hybrid import REACHES, hybrid
 from tarnn.program.instructions import Program
 from tarnn.program.recording import (
@@ -115,9 +116,8 @@ class Drawn:
             q, k = (rotate(y, self.weight(1, scale=1).abs()) for y in (q, k))
         other["keep_z"] = positive or bool(scales) or self.random.random() < 0.5
         log_decay = self.decay(x, max(k_heads, v_heads), q.width)
-        return linear(
-            q, k, v, self.record.state("LinearState"), log_decay=log_decay, normalize=positive, **scales, **other
-        )
+        kind = "LinearState" if other["keep_z"] else "DeltaState"
+        return linear(q, k, v, self.record.state(kind), log_decay=log_decay, normalize=positive, **scales, **other)
 
     def move(self, k_heads: int) -> dict[str, Tensor] | None:
         if self.random.random() < 0.6:
@@ -180,7 +180,7 @@ class Drawn:
         return hybrid(q, k, v, reach=reach, scale=0.4, window=window, sinks=sinks, **sides, **far)
 
     def low_rank_delta(self, x: Register) -> Register:
-        state = self.record.state("RWKV7State")
+        state = self.record.state("Rwkv7State")
         first, second = mix(x, self.weight(2, x.size, scale=0.5), state)
         r, k, v, a = *self.qkv(first, 2, 2, 2, 4, 4), heads(self.into(second, 8), 2)
         decay = apply(apply(head_product(second, self.weight(2, 4, x.size), self.weight(2, 4)), "softplus"), "neg")
@@ -197,3 +197,12 @@ MIXERS = (
 def drawn_program(seed: int) -> Program:
     """Record a program of one to three layers that the seed decides on."""
     return Drawn(seed).program()
+
+
+def compiled(seed: int) -> Program:
+    """Draw a program of instructions that the compiled runtime has."""
+    program = Drawn(seed).program()
+    while NOT_PLANNED & {x.kind for x in program.instructions}:
+        seed += 2**32
+        program = Drawn(seed).program()
+    return program

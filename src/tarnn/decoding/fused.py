@@ -17,7 +17,6 @@ from tarnn.decoding.caches import check_room, lengths_of, longer, masked
 from tarnn.decoding.packing import pack
 from tarnn.decoding.parts import Attention, Mixer
 from tarnn.decoding.plan import OldKernels, Plan, Refusal
-from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS, STORED, VERSION, run, version_read
@@ -26,6 +25,7 @@ from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, State as LayerState
 from tarnn.ops.softmax.cache import RowCaches
+from tarnn.program.tokens import check_tokens, rows_of
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]

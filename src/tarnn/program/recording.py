@@ -22,20 +22,8 @@ from torch import Tensor
 from tarnn.program.feature_functions import width_of
 from tarnn.program.instructions import Instruction, Number, Program, StateSpec, View
 
-FUNCTIONS = [
-    "identity",
-    "silu",
-    "gelu",
-    "gelu_tanh",
-    "relu",
-    "squared_relu",
-    "sigmoid",
-    "tanh",
-    "softplus",
-    "exp",
-    "neg",
-    "log_sigmoid",
-]  # what `apply` knows, by element
+# what `apply` knows, element by element; in this order in csrc/runtime/program.h
+FUNCTIONS = "identity silu gelu gelu_tanh relu squared_relu sigmoid tanh softplus exp neg log_sigmoid".split()  # noqa: SIM905
 
 
 class ProgramError(ValueError):

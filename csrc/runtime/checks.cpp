@@ -1,0 +1,278 @@
+// What each kind of instruction wants of its operands: sizes that fit, memory that nobody else writes at the same time.
+#include "runtime/checks.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "model_step/stack.h"
+
+namespace tarnn::runtime {
+namespace {
+
+enum class Place { spreading, unit, rows };
+
+class Checks {
+ public:
+  Checks(const Phase& phase, const Program& p, const std::vector<Table>& tables, const Reader& reader) : phase_(phase), p_(p), tables_(tables), reader_(reader) {}
+
+  void run() {
+    one(phase_.op, Place::spreading);
+    for (const Instruction& x : phase_.before) one(x, Place::unit);
+    for (const Instruction& x : phase_.after) one(x, Place::unit);
+    for (const Instruction& x : phase_.rows) one(x, Place::rows);
+    if ((!phase_.before.empty() || !phase_.after.empty()) && !has_units()) wrong("a phase without units has instructions for them");
+  }
+
+ private:
+  bool has_units() const {
+    return phase_.op.kind == Kind::softmax || phase_.op.kind == Kind::linear || phase_.op.kind == Kind::delta || phase_.op.kind == Kind::low_rank_delta;
+  }
+
+  void one(const Instruction& x, Place place) {
+    const bool of_rows = x.kind >= Kind::first_of_rows;
+    if (of_rows != (place != Place::spreading)) wrong("it stands at another place than its kind");
+    const bool units = place == Place::unit || (place == Place::spreading && has_units());
+    for (std::size_t i = 0; i < x.operands.size(); ++i) operand(x, x.operands[i], static_cast<Index>(i) < x.outputs, units);
+    Instruction whole = x;  // a thread's own memory holds the heads of one unit
+    for (Operand& o : whole.operands)
+      if (is_own(o)) o.heads *= phase_.units;
+    kind(whole);
+  }
+  bool is_own(const Operand& o) const { return p_.slots[static_cast<std::size_t>(o.slot)].of == Slot::Of::own; }
+
+  void kind(const Instruction& x) const {
+    switch (x.kind) {
+      case Kind::nothing: return counts(x, 0, 0);
+      case Kind::product: return product(x);
+      case Kind::filter:
+      case Kind::filter_rows: return filter(x);
+      case Kind::softmax: return softmax(x);
+      case Kind::linear: return linear(x);
+      case Kind::delta: return delta(x);
+      case Kind::low_rank_delta: return low_rank(x);
+      case Kind::mix: return mix(x);
+      case Kind::head: return head(x);
+      case Kind::embed: return embed(x);
+      case Kind::angles: return angles(x);
+      case Kind::norm: return norm(x);
+      case Kind::combine: return combine(x);
+      case Kind::rotate: return rotate(x);
+      case Kind::features: return features(x);
+      case Kind::head_product: return head_product(x);
+      case Kind::to_bytes: return to_bytes(x);
+      default: wrong("its kind is unknown");
+    }
+  }
+
+  /// Units partition heads; what several share may be read only. Memory of a thread's own is for units.
+  void operand(const Instruction& x, const Operand& o, bool written, bool units) {
+    const Slot::Of of = p_.slots[static_cast<std::size_t>(o.slot)].of;
+    if (of == Slot::Of::bytes && !(x.kind == Kind::to_bytes && written)) wrong("it reads numbers from a slot of bytes");
+    if (of == Slot::Of::own && !units) wrong("it stands outside of units, and uses a thread's own memory");
+    if (!units || of == Slot::Of::own) return;
+    if (x.kind == Kind::rotate && !written && &o == &x.operands.back()) return;  // angles, which all share
+    if (o.heads % phase_.units && (written || phase_.units % o.heads)) wrong("its heads do not fit the units");
+  }
+
+  void counts(const Instruction& x, Index outputs, Index inputs, std::size_t integers = 0, std::size_t numbers = 0, std::size_t states = 0) const {
+    need(x.outputs == outputs && x.inputs() == inputs, "it has another number of operands");
+    need(x.integers.size() == integers && x.numbers.size() == numbers && x.states.size() == states, "it has other integers, numbers or states");
+  }
+  void need(bool fits, const char* why) const {
+    if (!fits) wrong(why);
+  }
+  void same(const Operand& a, const Operand& b) const { need(a.heads == b.heads && a.width == b.width, "operands have different shapes"); }
+  Index whole(Index integer, Index least, Index most) const {
+    need(integer >= least && integer <= most, "an integer is out of its range");
+    return integer;
+  }
+  void vector(const Instruction& x, Index i, Index n, bool needed) const {
+    need(x.length(i) == n || (!needed && x.length(i) == 0), "a vector has another length");
+  }
+  void state(const Instruction& x, Index i, Index size, bool grows = false) const {
+    const State& s = p_.states[static_cast<std::size_t>(x.state(i))];
+    need(s.size == size && s.grows == grows, "a state has another size");
+  }
+  /// Room for whole panels behind an output of a product.
+  void panels(const Operand& o, Index outputs) const {
+    need(o.size() == outputs, "a product has another number of outputs");
+    need(o.offset + whole_panels(outputs) <= whole_panels(p_.slots[static_cast<std::size_t>(o.slot)].width), "a product writes beyond its slot");
+  }
+  void bytes(Index slot, const Matrix& w) const {
+    if (!w.takes_bytes()) return need(slot == -1, "a product of floats reads bytes");
+    whole(slot, 0, static_cast<Index>(p_.slots.size()) - 1);
+    const Slot& of = p_.slots[static_cast<std::size_t>(slot)];
+    need(of.of == Slot::Of::bytes && of.width >= w.inputs, "a product reads bytes that are not there");
+  }
+
+  void product(const Instruction& x) const {
+    const auto n = static_cast<Index>(x.matrices.size());
+    counts(x, n, n, static_cast<std::size_t>(3 * n));
+    need(n > 0, "it has no matrix");
+    for (Index j = 0; j < n; ++j) {
+      const Matrix& w = x.matrices[static_cast<std::size_t>(j)];
+      whole(x.integer(3 * j), 0, static_cast<Index>(Function::count) - 1);
+      const bool pairs = whole(x.integer(3 * j + 1), 0, 1) != 0;
+      need(x.in(j).size() == w.inputs, "a product has another number of inputs");
+      need(!pairs || w.outputs == 2 * whole_panels(x.out(j).size()), "panels that take turns are not in pairs");
+      panels(x.out(j), pairs ? x.out(j).size() : w.outputs);
+      bytes(x.integer(3 * j + 2), w);
+    }
+  }
+  void filter(const Instruction& x) const {
+    counts(x, 1, 1, 4, 0, 1);
+    same(x.in(), x.out());
+    const Index taps = whole(x.integer(0), 1, 32), channels = whole(x.integer(1), 1, Reader::largest), first = whole(x.integer(2), 0, channels);
+    whole(x.integer(3), 0, static_cast<Index>(Function::count) - 1);
+    need(x.in().size() <= channels - first, "filters are fewer than channels");
+    vector(x, 0, taps * whole_panels(channels), true), vector(x, 1, channels, false);
+    state(x, 0, (taps - 1) * channels);
+  }
+  void softmax(const Instruction& x) const {
+    counts(x, 1, 3, 0, 1, 2);
+    const Operand &q = x.in(0), &k = x.in(1), &v = x.in(2);
+    need(k.heads == v.heads && x.out().heads == q.heads && x.out().width == v.width, "its values have another shape");
+    need(q.width == k.width && q.heads % k.heads == 0 && phase_.units == k.heads, "its heads do not fit");
+    state(x, 0, k.size(), true), state(x, 1, v.size(), true);
+    for (Index i = 0; i < 2; ++i) need(p_.states[static_cast<std::size_t>(x.state(i))].heads == k.heads, "a cache has other heads");
+  }
+  /// Heads of q, k and v; returns those of the states, which units share out.
+  Index states_of(const Instruction& x) const {
+    const Operand &q = x.in(0), &k = x.in(1), &v = x.in(2);
+    const Index n = std::max(k.heads, v.heads);
+    need(q.width == k.width && n % k.heads == 0 && n % v.heads == 0, "its heads do not fit");
+    need(q.heads % k.heads == 0 && (q.heads % n == 0 || n % q.heads == 0), "its heads do not fit");
+    need(x.out().heads == std::max(q.heads, n) && x.out().width == v.width, "its output has another shape");
+    need(n % phase_.units == 0 && x.out().heads % phase_.units == 0, "its units do not fit its states");
+    return n;
+  }
+  void of_states(const Operand& o, Index n, Index width) const { need(o.heads == n && (o.width == 1 || o.width == width), "a decay, β or scale has another shape"); }
+  void linear(const Instruction& x) const {
+    need(x.outputs == 1 && x.inputs() >= 3 && x.integers.size() == 7 && x.numbers.size() == 1, "it has other operands");
+    const Index n = states_of(x), f = x.in(0).width, e = x.in(2).width, inputs = x.inputs();
+    whole(x.integer(0), 0, static_cast<Index>(Map::exp)), whole(x.integer(1), 0, 1);
+    for (Index i = 2; i < 6; ++i) whole(x.integer(i), -1, inputs - (i == 5 ? 2 : 1));
+    const bool keeps_z = whole(x.integer(6), 0, 1) != 0;
+    if (x.integer(2) >= 0) of_states(x.in(x.integer(2)), n, f);
+    if (x.integer(3) >= 0) of_states(x.in(x.integer(3)), x.in(0).heads, 1);
+    if (x.integer(4) >= 0) of_states(x.in(x.integer(4)), x.in(1).heads, 1);
+    if (x.integer(5) >= 0) same(x.in(x.integer(5)), x.in(0)), same(x.in(x.integer(5) + 1), x.in(1)), need(keeps_z, "it has no z");
+    const bool weighted = x.integer(4) >= 0 || static_cast<Map>(x.integer(0)) == Map::exp;
+    need(keeps_z || !(x.integer(1) || weighted || x.integer(3) >= 0 || x.integer(0)), "it has no z");
+    need(x.states.size() == (weighted ? 3u : keeps_z ? 2u : 1u), "it has other states");
+    state(x, 0, n * f * e);
+    if (keeps_z) state(x, 1, n * f);
+    if (weighted) state(x, 2, n);
+    vector(x, 0, n, false);
+  }
+  void delta(const Instruction& x) const {
+    need(x.outputs == 1 && (x.inputs() == 4 || x.inputs() == 5) && x.integers.empty() && x.numbers.empty() && x.states.size() == 1, "it has other operands");
+    const Index n = states_of(x);
+    of_states(x.in(3), n, 1);
+    if (x.inputs() == 5) of_states(x.in(4), n, x.in(0).width);
+    state(x, 0, n * x.in(0).width * x.in(2).width);
+    vector(x, 0, n, false);
+  }
+  void low_rank(const Instruction& x) const {
+    counts(x, 1, 6, 0, 0, 1);
+    for (Index i = 0; i < 6; ++i) same(x.in(i), x.out());
+    need(x.out().heads % phase_.units == 0, "its units do not fit its heads");
+    state(x, 0, x.out().size() * x.out().width);
+  }
+  void mix(const Instruction& x) const {
+    counts(x, x.outputs, 1, 0, 0, 1);
+    for (Index i = 0; i < x.outputs; ++i) need(x.out(i).size() == x.in().size() && x.out(i).slot != x.in().slot, "a mixture has another size"), vector(x, i, x.in().size(), true);
+    state(x, 0, x.in().size());
+  }
+  void head(const Instruction& x) const {
+    counts(x, 1, 1, 1);
+    need(x.matrices.size() == 1 && x.matrices[0].inputs == x.in().size(), "it has another matrix");
+    panels(x.out(), x.matrices[0].outputs), bytes(x.integer(0), x.matrices[0]);
+  }
+  void embed(const Instruction& x) const {
+    counts(x, 1, 0, 1, 1);
+    const Index places = whole(x.integer(0), -1, static_cast<Index>(tables_.size()) - 1);
+    for (const Table* table : {&tables_[0], places < 0 ? nullptr : &tables_[static_cast<std::size_t>(places)]})
+      need(!table || (table->width <= x.out().size() && table->rows > 0), "a table is wider than what it fills");
+  }
+  void angles(const Instruction& x) const {
+    counts(x, 1, 0, 1, x.numbers.size());
+    need(!x.numbers.empty() && x.out().size() == 2 * static_cast<Index>(x.numbers.size()), "angles have another number");
+    whole(x.integer(0), 0, 1);
+  }
+  void norm(const Instruction& x) const {
+    counts(x, 1, 1, 2, 2);
+    same(x.in(), x.out());
+    whole(x.integer(0), 0, 3), whole(x.integer(1), 0, 1);
+    for (Index i = 0; i < 2; ++i) need(x.length(i) == 0 || x.length(i) == x.in().width || x.length(i) == x.in().size(), "a gain has another length");
+  }
+  void combine(const Instruction& x) const {
+    const Index other = whole(x.integers.size() == 4 ? x.integer(3) : -1, 0, 6);
+    counts(x, 1, other == 1 || other == 2 ? 2 : 1, 4, 1);
+    same(x.in(), x.out());
+    whole(x.integer(0), 0, static_cast<Index>(Function::count) - 1), whole(x.integer(1), 0, 2), whole(x.integer(2), 0, static_cast<Index>(Function::count) - 1);
+    if (other == 1) same(x.in(), x.in(1));
+    if (other == 2) need(x.in(1).heads == x.in().heads && x.in(1).width == 1, "it has no number for each head");
+    if (other >= 3 && other <= 5) vector(x, 0, other == 3 ? x.in().width : other == 4 ? x.in().size() : x.in().heads, true);
+  }
+  void rotate(const Instruction& x) const {
+    counts(x, 1, 2, 2);
+    same(x.in(), x.out());
+    const Index half = whole(x.integer(0), 1, x.in().width / 2);
+    whole(x.integer(1), 0, 1);
+    need(x.in(1).size() == 2 * half, "its angles are not as many as its pairs");
+  }
+  void features(const Instruction& x) const {
+    counts(x, 2, 1, 4, 5);
+    const Index d = x.in().width, heads = x.in().heads;
+    const auto function = static_cast<tarnn::Function>(whole(x.integer(0), 0, static_cast<Index>(tarnn::Function::log_softmax)));
+    need(x.out().heads == heads && x.out(1).heads == heads && x.out(1).width == 1, "its outputs have other heads");
+    const Index of_omega = whole(x.integer(1), 0, heads), m = whole(x.integer(2), of_omega ? 1 : 0, of_omega ? Reader::largest / heads : 0);
+    need(of_omega == 0 || heads % of_omega == 0, "Ω has other heads");
+    need(x.matrices.size() == (of_omega ? 1u : 0u), "it has another matrix");
+    if (of_omega) matrix(x.matrices[0], d, of_omega * whole_panels(m));
+    vector(x, 0, 6, function == tarnn::Function::pairs);
+    const Index moves = whole(x.integer(3), 0, heads);
+    need(moves == 0 || heads % moves == 0, "its moves have other heads");
+    for (Index i = 1; moves && i < 4; ++i) vector(x, i, moves * d, true);
+    if (moves) vector(x, 4, moves, true);
+    need(x.out().width == features_of(x, function, of_omega ? m : d), "it has another number of features");
+  }
+  static Index features_of(const Instruction& x, tarnn::Function function, Index n) {
+    switch (function) {
+      case tarnn::Function::waves:
+      case tarnn::Function::halves:
+      case tarnn::Function::cosformer: return 2 * n;
+      case tarnn::Function::dpfp: return x.numbers[4] >= 1 && x.numbers[4] <= 1 << 16 && !x.integer(1) ? 2 * n * static_cast<Index>(x.numbers[4]) : -1;
+      case tarnn::Function::pairs: {
+        const float* part = x.vector(0);
+        return x.integer(1) ? -1 : n + n * (n - 1) / 2 + (part[0] != 0) + (part[1] != 0) * n + (part[4] != 0) * n + (part[5] != 0);
+      }
+      default: return n;
+    }
+  }
+  void matrix(const Matrix& w, Index inputs, Index outputs) const { need(!w.takes_bytes() && w.inputs == inputs && w.outputs == outputs, "it has another matrix"); }
+  void head_product(const Instruction& x) const {
+    counts(x, 1, 1);
+    need(x.matrices.size() == 1 && (x.in().heads == 1 || x.in().heads == x.out().heads), "it has other heads");
+    matrix(x.matrices[0], x.in().width, x.out().heads * whole_panels(x.out().width));
+  }
+  void to_bytes(const Instruction& x) const {
+    counts(x, 1, 1);
+    const Slot& slot = p_.slots[static_cast<std::size_t>(x.out().slot)];
+    need(slot.of == Slot::Of::bytes && x.out().offset == 0 && x.out().size() == x.in().size(), "it writes other bytes than it reads");
+  }
+
+  [[noreturn]] void wrong(const char* why) const { reader_.fail("an instruction", std::string("is wrong: ") + why); }
+
+  const Phase& phase_;
+  const Program& p_;
+  const std::vector<Table>& tables_;
+  const Reader& reader_;
+};
+
+}  // namespace
+
+void check_phase(const Phase& phase, const Program& p, const std::vector<Table>& tables, const Reader& reader) { Checks(phase, p, tables, reader).run(); }
+
+}  // namespace tarnn::runtime

@@ -1,0 +1,76 @@
+// Softmax attention over the keys of a sequence so far, in blocks counted from its first key.
+#pragma once
+
+#include "model_step/softmax.h"
+#include "runtime/instructions/rows.h"
+
+namespace tarnn::runtime {
+namespace TARNN_ISA {
+
+/// Inputs: q, k, v. numbers: what scores are multiplied with beyond 1/√d. states: keys and values. Its units are the key heads.
+class Softmax {
+ public:
+  struct Room {
+    Index ldx;
+    float *x, *scores;
+    Room(Scratch& scratch, const Instruction& of) : ldx(apart(of.in().width)) {
+      const Index n = rows_at_once * (of.in(0).heads / of.in(1).heads);
+      x = scratch.take<float>(n * ldx), scores = scratch.take<float>(n * keys_a_block);
+    }
+  };
+
+  Softmax(const Instruction& x, const View& at) : x_(x), at_(at), d_(x.in().width), e_(x.in(2).width), r_(x.in(0).heads / x.in(1).heads) {}
+
+  /// The cache of a row's sequence as it is when the row comes.
+  Cache cache(Index row) const {
+    const Memory &keys = at_.call().memories[x_.state(0)], &values = at_.call().memories[x_.state(1)];
+    const Index i = at_.sequence(row);
+    return {keys.grown[i].at, values.grown[i].at, keys.grown[i].type, nullptr, keys.grown[i].capacity, at_.position(row)};
+  }
+
+  void put_key(Index row) const { append(cache(row), at_.unit, d_, e_, at_.at(x_.in(1), row), at_.at(x_.in(2), row)); }
+
+  /// One block of keys, for rows of a sequence that follow on one another.
+  void attend_part(Index row, Index rows, Index block) const {
+    const Cache before = cache(row);
+    if (block >= key_blocks(before.length + rows)) return;
+    Scratch scratch(at_.own.scratch);
+    const Room room(scratch, x_);
+    for (Index i = 0; i < rows * r_; ++i) {
+      float* q = room.x + i * room.ldx;
+      std::fill(q + d_, q + room.ldx, 0.f);
+      const float* from = at_.at(x_.in(0), row + i / r_) + i % r_ * d_;
+      const float scale = x_.number(0);
+      if (scale == 1.f) std::copy_n(from, d_, q);
+      else for (Index c = 0; c < d_; ++c) q[c] = from[c] * scale;
+    }
+    const Queries queries = {rows, r_, room.ldx, parts(row, 1) - parts(row, 0), at_.frame.ld_parts, room.x, room.scores, parts(row, 0) + block * partial_size(e_)};
+    attend_block(before, at_.unit, d_, e_, block, queries);
+  }
+
+  void join(Index row) const {
+    for (Index r = 0; r < r_; ++r) join_blocks(parts(row, r), key_blocks(cache(row).length + 1), e_, at_.at(x_.out(), row) + r * e_);
+  }
+
+  /// Most blocks of a query in this call.
+  static Index most_parts(const Call& c) {
+    Index most = 0;
+    for (Index i = 0; i < c.b; ++i) most = std::max(most, c.positions[i] + c.start(i + 1) - c.start(i));
+    return key_blocks(most);
+  }
+  static Index parts_of_row(const Instruction& x, const Call& c) { return x.in(0).heads * most_parts(c) * partial_size(x.in(2).width); }
+
+ private:
+  /// Where the parts of a query lie.
+  float* parts(Index row, Index r) const {
+    const Index each = at_.frame.ld_parts / x_.in(0).heads;
+    return at_.frame.parts + row * at_.frame.ld_parts + (at_.unit * r_ + r) * each;
+  }
+
+  const Instruction& x_;
+  const View& at_;
+  const Index d_, e_, r_;
+};
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn::runtime

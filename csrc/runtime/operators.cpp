@@ -1,0 +1,212 @@
+// torch's operators for programs: open one, run it, close it. Each is checked when it is opened, and each call's states when they come.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "common/operators.h"
+#include "runtime/call.h"
+
+namespace {
+
+using namespace tarnn;
+using namespace tarnn::runtime;
+
+constexpr Index most_rows = 64;  // at once: their activations stay in the second level of cache
+
+/// A program, its tables, and the tensors that keep their memory.
+struct Opened {
+  Program program;
+  std::vector<Table> tables;
+  std::vector<Tensor> kept;
+  Index phases_of_block = 0;
+};
+
+/// Programs by their handles, which Python holds.
+class Registry {
+ public:
+  Index add(std::shared_ptr<const Opened> one) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_[++last_] = std::move(one);
+    return last_;
+  }
+  std::shared_ptr<const Opened> get(Index handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = all_.find(handle);
+    if (found == all_.end()) throw std::runtime_error("this program is closed.");
+    return found->second;
+  }
+  void remove(Index handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.erase(handle);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Index, std::shared_ptr<const Opened>> all_;
+  Index last_ = 0;
+};
+
+Registry& registry() {
+  static Registry* const one = new Registry;  // never destroyed: threads may still run when the process ends
+  return *one;
+}
+
+/// How often threads of a team meet in one block: softmax twice, a phase of many rows once more for its rows.
+Index phases_of_block(const Program& p) {
+  Index n = 0;
+  for (const Phase& phase : p.phases) n += phase.op.kind == Kind::softmax ? 3 : 2;
+  return n + 1;  // the head moves rows first
+}
+
+Index program_open(Tensor numbers, Tensor block, std::vector<Tensor> tables) {
+  if (!numbers.has_int64()) throw std::runtime_error("a program is int64.");
+  auto opened = std::make_shared<Opened>();
+  for (const Tensor& x : tables) {
+    if (x.dim() != 2 || x.stride(1) != 1 || x.stride(0) != x.size(1)) throw std::runtime_error("tables are contiguous, of rows and columns.");
+    opened->tables.push_back({x.const_data_ptr(), x.scalar_type(), x.size(0), x.size(1)});
+    const Type type = x.scalar_type();
+    if (type != Type::float32 && type != Type::bfloat16) throw std::runtime_error("tables are float32 or bfloat16.");
+  }
+  opened->program = read_program(static_cast<const Index*>(numbers.const_data_ptr()), numbers.numel(), block.const_data_ptr(), block.numel(), opened->tables);
+  opened->phases_of_block = phases_of_block(opened->program);
+  opened->kept = std::move(tables);
+  opened->kept.push_back(std::move(block));
+  return registry().add(std::move(opened));
+}
+
+void program_close(Index handle) { registry().remove(handle); }
+
+/// A call, and all that its threads look at outside of tasks: a late one does when the call is long over.
+struct ProgramJob : Job {
+  ProgramJob(Index num_phases, Index num_members) : Job(num_phases, num_members) {}
+  std::shared_ptr<const Opened> opened;
+  Call call{};
+  std::vector<Index> sequences, starts, positions;
+  std::vector<Memory> memories;
+  std::vector<Grown> grown;
+};
+
+/// The states' memory: one tensor (b, size), or of a state that grows b tensors (g, capacity, size / g).
+void give_states(const Program& p, Index b, const std::vector<Tensor>& states, ProgramJob& job) {
+  const auto refuse = [] { throw std::runtime_error("the states are not those of the program."); };
+  std::size_t at = 0;
+  job.grown.reserve(p.states.size() * static_cast<std::size_t>(b));  // so that nothing moves
+  for (const State& s : p.states) {
+    Memory memory{};
+    if (s.grows) memory.grown = job.grown.data() + job.grown.size();
+    for (Index i = 0; i < (s.grows ? b : 1); ++i, ++at) {
+      if (at == states.size()) refuse();
+      const Tensor& x = states[at];
+      const Type type = x.scalar_type();
+      if (!s.grows) {
+        if (x.numel() != b * s.size || type != Type::float32 || x.has_int64()) refuse();
+        memory.at = static_cast<float*>(x.mutable_data_ptr());
+        continue;
+      }
+      if (x.dim() < 3 || s.size == 0) refuse();
+      const Index capacity = x.size(x.dim() - 2), tokens = job.starts[static_cast<std::size_t>(i + 1)] - job.starts[static_cast<std::size_t>(i)];
+      if (x.numel() != capacity * s.size || (type != Type::float32 && type != Type::bfloat16)) refuse();
+      if (job.positions[static_cast<std::size_t>(i)] > capacity - tokens) throw std::runtime_error("a key/value cache is full.");
+      job.grown.push_back({x.mutable_data_ptr(), type, capacity});
+    }
+    job.memories.push_back(memory);
+  }
+  if (at != states.size()) refuse();
+}
+
+/// Which rows are of which sequence.
+void give_rows(Index num_rows, Index b, const Maybe& starts, ProgramJob& job) {
+  if (!starts) {
+    if (b != num_rows) throw std::runtime_error("several tokens of a sequence come with starts.");
+    for (Index i = 0; i <= b; ++i) job.starts.push_back(i);
+    return;
+  }
+  if (starts->numel() != b + 1 || !starts->has_int64()) throw std::runtime_error("starts are one more than sequences, int64.");
+  const auto* from = static_cast<const Index*>(starts->const_data_ptr());
+  job.starts.assign(from, from + b + 1);
+  if (job.starts.front() != 0 || job.starts.back() != num_rows || !std::is_sorted(job.starts.begin(), job.starts.end()))
+    throw std::runtime_error("starts ascend from 0 to the number of tokens.");
+  for (Index i = 0; i < b; ++i) job.sequences.insert(job.sequences.end(), static_cast<std::size_t>(from[i + 1] - from[i]), i);
+}
+
+void check_tokens(const Opened& opened, const Call& c) {
+  const Program& p = opened.program;
+  for (Index i = 0; i < c.num_rows; ++i)
+    if (c.ids[i] < 0 || c.ids[i] >= p.num_tokens)
+      throw std::runtime_error("a token must be from 0 to " + std::to_string(p.num_tokens - 1) + "; got " + std::to_string(c.ids[i]) + ".");
+  for (Index i = 0; i < c.b; ++i) {
+    const Index last = c.positions[i] + c.start(i + 1) - c.start(i) - 1;
+    if (c.positions[i] < 0 || last >= p.limit) throw std::runtime_error("there is no position " + std::to_string(last) + ".");
+  }
+}
+
+/// Runs blocks of rows one after the other, each through all phases by all threads together.
+void run_blocks(const std::shared_ptr<ProgramJob>& job, Index each) {
+  const RuntimeKernel& kernel = *kernels().runtime;
+  const std::size_t room = kernel.room(job->call, each), own = kernel.own_room(job->call);
+  const std::size_t bytes = room + own * static_cast<std::size_t>(job->members);
+  thread_local ThreadMemory memory;
+  char* block = static_cast<char*>(memory.at_least(bytes));
+  if (!block) throw OutOfMemory(bytes);
+  job->work = [job = job.get(), block, room, own, each, &kernel](Index i, Team::Member member) {
+    char* mine = block + room + own * static_cast<std::size_t>(i);
+    for (Index at = 0; at < job->call.num_rows; at += each) kernel.run(job->call, at, std::min(each, job->call.num_rows - at), block, mine, member);
+  };
+  run_job(job);
+}
+
+void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Maybe extra, bool every, Tensor out) {
+  const auto opened = registry().get(handle);
+  const Program& p = opened->program;
+  if (!ids.has_int64() || !positions.has_int64()) throw std::runtime_error("ids and positions are int64.");
+  const Index n = ids.numel(), b = positions.numel(), threads = std::max<Index>(1, get_num_threads());
+  const Index each = std::max<Index>(1, std::min(n, most_rows * ((threads + 15) / 16))), blocks = (n + each - 1) / each;
+  const auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
+  job->opened = opened;
+  auto* at = static_cast<Index*>(positions.mutable_data_ptr());
+  job->positions.assign(at, at + b);
+  give_rows(n, b, starts, *job);
+  give_states(p, b, states, *job);
+  Call& c = job->call;
+  c.program = &p, c.tables = opened->tables.data(), c.b = b, c.num_rows = n, c.most_rows = n > 0;
+  c.ids = static_cast<const Index*>(ids.const_data_ptr()), c.positions = job->positions.data();
+  c.sequences = starts ? job->sequences.data() : nullptr, c.starts = starts ? job->starts.data() : nullptr;
+  for (Index i = 0; i < b; ++i) c.most_rows = std::max(c.most_rows, c.start(i + 1) - c.start(i));
+  c.memories = job->memories.data(), c.all = every, c.out = static_cast<float*>(out.mutable_data_ptr());
+  const Index width = p.phases[0].rows.empty() ? 0 : p.phases[0].rows[0].out().size();
+  if (p.extra != extra.has_value() || (extra && extra->numel() != n * width)) throw std::runtime_error("the rows to be added are not those of the tokens.");
+  c.extra = extra ? static_cast<const float*>(extra->const_data_ptr()) : nullptr, c.extra_width = width;
+  if (out.numel() != (every ? n : b) * p.num_outputs) throw std::runtime_error("the output has another size.");
+  check_tokens(*opened, c);
+  if (n == 0) return;
+  const FlushDenormals flush;
+  run_blocks(job, each);
+  for (Index i = 0; i < b; ++i) at[i] += job->starts[static_cast<std::size_t>(i + 1)] - job->starts[static_cast<std::size_t>(i)];
+}
+
+Index program_version_read() { return program_version; }
+
+/// Phases of a program: what a test counts.
+Index program_phases(Index handle) { return static_cast<Index>(registry().get(handle)->program.phases.size()); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
+  m.def("program_open(Tensor numbers, Tensor block, Tensor[] tables) -> int");
+  m.def("program_close(int handle) -> ()");
+  m.def("program_phases(int handle) -> int");
+  m.def("program_version() -> int");
+  m.def("program_run(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor? extra, bool every, Tensor(c!) out) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) {
+  m.impl("program_version", TORCH_BOX(&program_version_read));
+  m.impl("program_close", TORCH_BOX(&program_close));
+  m.impl("program_phases", TORCH_BOX(&program_phases));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
+  m.impl("program_open", TORCH_BOX(&program_open));
+  m.impl("program_run", TORCH_BOX(&program_run));
+}

@@ -1,0 +1,203 @@
+"""A program that runs: one call of a compiled kernel for a token of each row, or for a prompt.
+
+Kernels go through the phases of the packed program (csrc/runtime). A row's bits depend on its own tokens alone: not on other
+rows, on the number of threads, or on the pieces in which a prompt is read.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+from weakref import finalize
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.nn.functional import pad
+
+from tarnn.kernels.cpu import library
+from tarnn.models.positions import sinusoidal
+from tarnn.models.state import ModelState
+from tarnn.ops import KVCache
+from tarnn.program.instructions import Program
+from tarnn.program.packing import VERSION, Packed, pack
+from tarnn.program.state import advanced, by_row, check_state, new_state, tensors_of
+from tarnn.program.tokens import check_tokens, rows_of
+
+AnyState = TypeVar("AnyState", bound=ModelState)
+ROWS = 2**10  # tokens that one call of the kernel reads
+
+
+class Runtime:
+    """A packed program, opened.
+
+        runtime = Runtime(program, weights="int8")
+        logits, state = runtime.prefill(prompt_ids, runtime.new_state(1, room))
+        logits, state = runtime(token_ids, state)
+
+    weights: float32 | bfloat16 | int8 | int4, how the matrices of products are kept; sums and states are float32. With int8 and
+    int4 the rows that a product reads become bytes too, and the head and exact products are bfloat16. Several threads may call it
+    at once, each with a state of its own.
+
+    Raises RuntimeError where the kernels can't be used, and ValueError for an unknown format.
+    """
+
+    def __init__(self, program: Program, weights: str = "float32"):
+        if not library.available():
+            raise RuntimeError(f"the compiled kernels can't be used: {library.status().why}")
+        if getattr(torch.ops.tarnn_cpu, "program_version", int)() != VERSION:
+            raise RuntimeError(
+                "the compiled kernels read another version of programs: compile them again (make install)."
+            )
+        self.program, self.weights = program, weights
+        with torch.no_grad():
+            self.packed: Packed = pack(program, weights)
+        self._handle = torch.ops.tarnn_cpu.program_open(*self.packed)
+        finalize(self, torch.ops.tarnn_cpu.program_close, self._handle)
+        self.num_outputs = program.num_outputs
+        self.vocab_size = len(self.packed.tables[0])
+        # of the last state its layers and their tensors; one tuple, so that threads don't mix them
+        self._checked: tuple[Any, list[Tensor]] = ((), [])
+
+    @property
+    def num_phases(self) -> int:
+        """Phases that a call goes through."""
+        return int(torch.ops.tarnn_cpu.program_phases(self._handle))
+
+    def new_state(self, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
+        """Make the state before the first token. capacity: tokens that each row's keys and values have room for."""
+        return new_state(self.program, rows, capacity, cache_dtype=cache_dtype or torch.float32)
+
+    def check(self, state: ModelState) -> None:
+        """Raise ValueError for anything but the state of one row, as this program makes it."""
+        check_state(_by_row(state), self.program, 1)
+
+    def __call__(
+        self, token_ids: Int[Tensor, " b"], state: AnyState, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "b p"], AnyState]:
+        """One token per row, (b,): (logits (b, p) float32; the state after it).
+
+        Raises ValueError for anything but tokens of the vocabulary, beyond the last position, and for a state of another kind;
+        nothing is written then.
+        """
+        ids = _whole(token_ids)
+        state = _by_row(state if inplace else state.clone())
+        tensors = self._tensors(state, [1] * len(ids))
+        logits = torch.empty(len(ids), self.num_outputs)
+        self._run(ids, state, tensors, logits, self._extra(state, state.position))
+        return logits, self._after(state, tensors, [1] * len(ids))
+
+    def prefill(
+        self,
+        token_ids: Int[Tensor, "b t"],
+        state: AnyState,
+        attention_mask: Tensor | None = None,
+        *,
+        inplace: bool = False,
+        every: bool = False,
+    ) -> tuple[Float[Tensor, "b p"] | Float[Tensor, "b t p"], AnyState]:
+        """Read tokens (b, t): (logits (b, p) after each row's last token; the state after it), to the bit what t steps give.
+
+        attention_mask (b, t): 0 for padding, anywhere; a row has one token at least. every: logits after each token, (b, t, p),
+        zeros at padding. Memory is that of `ROWS` tokens, whatever t is. Raises ValueError as a step does.
+        """
+        ids, real = check_tokens(token_ids, attention_mask, self.vocab_size)
+        b, t = ids.shape
+        state = _by_row(state if inplace else state.clone())
+        counts = [t] * b if real is None else real.sum(-1).tolist()
+        tensors = self._tensors(state, counts)
+        self._check_length(state.position + torch.tensor(counts))
+        last = torch.empty(b, self.num_outputs)
+        logits = torch.zeros(b, t, self.num_outputs) if every else None
+        for start in range(0, t, piece := max(1, ROWS // max(b, 1))):
+            part = slice(start, start + piece)
+            rows = rows_of(ids[:, part], None if real is None else real[:, part])
+            out = last if logits is None else last.new_empty(len(rows.ids), self.num_outputs)
+            keep = None if logits is not None or bool((rows.starts.diff() > 0).all()) else last.clone()
+            extra = self._extra(state, rows.positions(state.position), rows.sequences)
+            self._run(rows.ids, state, tensors, out, extra, rows.starts, every)
+            if logits is not None:
+                logits[:, part][rows.real] = out
+            elif keep is not None:  # a row that had no token here keeps what its last one gave
+                last = torch.where((rows.starts.diff() > 0)[:, None], last, keep)
+        return last if logits is None else logits, self._after(state, tensors, counts)
+
+    def over(self, state: ModelState, logits: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
+        """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
+
+        It writes into this state and these logits; the state is looked at here, once. Positions count the keys: a step raises
+        ValueError where a cache is full, and writes nothing.
+        """
+        if any(isinstance(x, KVCache) for x in state.layers):
+            raise ValueError(
+                "a state whose rows share a key/value cache changes with each token; give each its own: RowCaches."
+            )
+        tensors = self._tensors(state, [0] * len(state.position))
+
+        def step(token_ids: Tensor) -> None:
+            self._run(token_ids, state, tensors, logits, self._extra(state, state.position))
+
+        return step
+
+    def _tensors(self, state: ModelState, counts: Sequence[int]) -> list[Tensor]:
+        """The tensors that the kernel writes, checked; ValueError where it can't, or where `counts` tokens have no room."""
+        layers, tensors = self._checked
+        if state.layers is layers and not any(x.grows for x in state.layers):
+            return tensors
+        check_state(state, self.program, len(counts), counts)
+        return tensors_of(state, self.program)
+
+    def _after(self, state: AnyState, tensors: list[Tensor], counts: Sequence[int]) -> AnyState:
+        state = cast(AnyState, advanced(state, counts)) if any(x.grows for x in state.layers) else state
+        self._checked = state.layers, tensors
+        return state
+
+    def _run(
+        self,
+        ids: Tensor,
+        state: ModelState,
+        tensors: list[Tensor],
+        out: Tensor,
+        extra: Tensor | None,
+        starts: Tensor | None = None,
+        every: bool = False,
+    ) -> None:
+        try:
+            torch.ops.tarnn_cpu.program_run(self._handle, ids, state.position, starts, tensors, extra, every, out)
+        except RuntimeError as error:
+            raise ValueError(str(error).splitlines()[0]) from error
+        increment_version((state.position, *tensors))  # so that autograd sees what was written
+
+    def _extra(self, state: ModelState, positions: Tensor, sequences: Tensor | None = None) -> Tensor | None:
+        """Rows that are added to the embeddings: each sequence's class, and positions by a formula. sequences: of each token."""
+        numbers = self.program.instructions[0].numbers
+        if not numbers["extra"]:
+            return None
+        width, channels = self.program.instructions[0].outputs[0].size, int(cast(int, numbers["sinusoidal"]))
+        condition, rows = getattr(state, "condition", None), torch.zeros(len(positions), width)
+        if condition is not None:
+            chosen = (condition if sequences is None else condition[sequences]).float() * float(
+                cast(float, numbers["scale"])
+            )
+            rows += pad(chosen, (0, width - chosen.shape[1]))
+        if channels:
+            self._check_length(positions + 1)
+            rows += pad(sinusoidal(positions, channels), (width - channels, 0))
+        return rows
+
+    def _check_length(self, ends: Tensor) -> None:
+        limit = self.program.limit
+        if limit is not None and ends.numel() and int(ends.max()) > limit:
+            raise ValueError(f"this model has {limit:,} positions; a sequence would have {int(ends.max()):,}.")
+
+
+def _by_row(state: AnyState) -> AnyState:
+    return cast(AnyState, by_row(state)) if any(isinstance(x, KVCache) for x in state.layers) else state
+
+
+def _whole(token_ids: Tensor) -> Tensor:
+    """Tokens (b,) as the kernel reads them: int64, in a row."""
+    if token_ids.ndim != 1 or token_ids.is_floating_point() or token_ids.dtype == torch.bool:
+        raise ValueError(
+            f"a step takes token ids (b,), whole numbers; got {tuple(token_ids.shape)} of {token_ids.dtype}."
+        )
+    return token_ids.long().contiguous()
