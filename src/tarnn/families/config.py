@@ -34,7 +34,7 @@ class Config:
 
     def __init__(self, fields: Mapping[str, Any], place: str | Path = "the config", outer: "Config | None" = None):
         self.place = str(place)
-        self._fields = fields
+        self._values = fields
         self._taken: set[str] = set()
         self._inner: dict[str, Config] = {}
         self._outer = outer
@@ -54,12 +54,12 @@ class Config:
         return self.word("model_type")
 
     def __contains__(self, key: str) -> bool:
-        return key in self._fields
+        return key in self._values
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value as it stands in the file, unchecked; the default where it is absent or null."""
         self._taken.add(key)
-        value = self._fields.get(key)
+        value = self._values.get(key)
         if value is None and default is REQUIRED:
             raise UserError(f"{self.place} lacks {key}. Take {FILE} from the checkpoint's origin.")
         return default if value is None else value
@@ -142,11 +142,11 @@ class Config:
 
         `tie_word_embeddings` beside text_config counts more than the one in it, as in transformers.
         """
-        if not isinstance(self._fields.get("text_config"), Mapping):
+        if not isinstance(self._values.get("text_config"), Mapping):
             return self
-        fields = dict(self._fields["text_config"])
+        fields = dict(self._values["text_config"])
         if self.get("tie_word_embeddings") is not None:
-            fields["tie_word_embeddings"] = self._fields["tie_word_embeddings"]
+            fields["tie_word_embeddings"] = self._values["tie_word_embeddings"]
         self.skip("text_config", "model_type")
         return Config(fields, f"{self.place}, text_config", self)
 
@@ -160,7 +160,7 @@ class Config:
 
     def check_all_taken(self, harmless: Collection[str] = ()) -> None:
         """Refuse a key that was not taken, unless it is null or known to change no number. harmless: patterns of more such."""
-        for key, value in self._fields.items():
+        for key, value in self._values.items():
             if key in self._taken or value is None or HARMLESS_VALUES.get(key, REQUIRED) == value:
                 continue
             if any(fnmatchcase(key, pattern) for pattern in (*HARMLESS, *harmless)):
