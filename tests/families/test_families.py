@@ -274,21 +274,29 @@ def test_a_window_that_never_matters_bounds_positions(tmp_path):
     assert open_program(saved("Mistral-7B-v0.3", tmp_path, sliding_window=40000)).limit == 40000
 
 
+OPTIONS = {
+    "biases of convolutions": ("LFM2-1.2B", {"conv_bias": True}),
+    "wider": ("LFM2-1.2B", {"block_ffn_dim_multiplier": 1.3}),
+    "as wide as it says": ("LFM2-1.2B", {"block_auto_adjust_ff_dim": False}),
+    "a head of its own": ("LFM2-1.2B", {"tie_embedding": False}),
+    "no gate": ("LFM3-1.7B", {"use_attention_gate": False}),
+    "no norms behind": ("LFM3-1.7B", {"use_sandwich_norm": False}),
+    "biases": ("LFM3-1.7B", {"attention_bias": True}),
+    "defaults": ("LFM3-1.7B", {"rope_parameters": None, "layer_types": None, "sliding_window": None}),
+}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"conv_bias": True},
-        {"block_ffn_dim_multiplier": 1.3},
-        {"block_auto_adjust_ff_dim": False},
-        {"tie_embedding": False},
-    ],
-)
-def test_options_of_lfm2(changes, monkeypatch, tmp_path):
-    monkeypatch.setitem(PUBLISHED, "changed", PUBLISHED["LFM2-1.2B"] | changes)
-    monkeypatch.delitem(MODELS, "changed", raising=False)
-    test_the_config_that_transformers_writes("changed", tmp_path)
-    MODELS.pop("changed")
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_that_released_models_leave(case, monkeypatch, tmp_path):
+    name, changes = OPTIONS[case]
+    fields = {key: x for key, x in (PUBLISHED[name] | changes).items() if key not in changes or x is not None}
+    monkeypatch.setitem(PUBLISHED, "changed", fields)
+    model_of("changed").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    ids = torch.stack(rows(9))
+    logits = MODELS.pop("changed")(input_ids=ids).logits
+    torch.testing.assert_close(defined(open_program(tmp_path), ids).float(), logits, rtol=0, atol=1e-4)
 
 
 DAMAGED = (0, -1, 3, 10**9, 0.5, None, True, "x", [], ["x"], {"a": 1}, float("inf"), float("nan"))

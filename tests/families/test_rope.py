@@ -22,6 +22,8 @@ SPELLED = {
     "llama3 of 5": {
         "rope_parameters": LLAMA3 | {"rope_theta": 1e4, "factor": 7.3, "original_max_position_embeddings": 64}
     },
+    "proportional": {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.4}},
+    "proportional by 2": {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e6, "factor": 2.0}},
     "theta inside and beside": {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
 }
 

@@ -11,6 +11,7 @@ from tarnn.program.instructions import Program
 
 FAMILIES = {  # model_type: the file of this package that reads it
     "lfm2": "lfm2",
+    "lfm3": "lfm3",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "llama",

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.errors import UserError
-from tarnn.families.config import Config
+from tarnn.families.config import REQUIRED, Config
 
-TYPES = ("default", "linear", "llama3")
+TYPES = ("default", "linear", "llama3", "proportional")
 OF_IMAGES = ("mrope_section", "mrope_interleaved")  # in a text all axes have one position: rotation as usual
 
 
@@ -19,7 +19,8 @@ class Rope:
     """Rotation of the first `rotary_dim` channels of a head by position · theta^(−2i / rotary_dim), i < rotary_dim / 2.
 
     type: "default"; "linear" divides the angles by `factor`; "llama3" divides those with wavelengths above
-    original_length / low_freq_factor, keeps those below original_length / high_freq_factor, and interpolates between.
+    original_length / low_freq_factor, keeps those below original_length / high_freq_factor, and interpolates between;
+    "proportional" rotates the first share of all pairs, divides their angles, and keeps the others as they are.
     """
 
     theta: float
@@ -29,12 +30,15 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 8192
+    share: float = 1.0
 
     def frequencies(self) -> Float[Tensor, " f"]:
         """Compute the angles per position in float32, in the order of transformers: the same bits."""
         exponents = torch.arange(0, self.rotary_dim, 2).float() / self.rotary_dim
         frequencies = 1.0 / self.theta**exponents
-        if self.type == "linear":
+        if self.type == "proportional":
+            frequencies[int(self.share * self.rotary_dim // 2) :] = 0
+        if self.type in ("linear", "proportional"):
             return frequencies / self.factor
         return self._stretched(frequencies) if self.type == "llama3" else frequencies
 
@@ -50,9 +54,15 @@ class Rope:
 
 
 def rope_of(
-    config: Config, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0, layer_type: str | None = None
+    config: Config,
+    head_dim: int,
+    *,
+    theta: float = 10_000.0,
+    partial: float = 1.0,
+    kind: str = "default",
+    layer_type: str | None = None,
 ) -> Rope:
-    """Read the rotation of heads of `head_dim` channels. theta, partial: the family's defaults.
+    """Read the rotation of heads of `head_dim` channels. theta, partial, kind: the family's defaults.
 
     layer_type: whose rotation, where `rope_parameters` has one for each kind of layers. Raises UserError for types that
     depend on the length of the text or scale attention ("dynamic", "yarn", "longrope"), and for keys that are not known.
@@ -62,7 +72,7 @@ def rope_of(
     if layer_type is not None and layer_type in given:
         given = given.inner(layer_type)
     given.skip(*OF_IMAGES, "type")
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = given.get("rope_type", given.get("type", kind))
     if kind == "mrope":  # Qwen2-VL's name
         kind = "default"
     if kind not in TYPES:
@@ -76,10 +86,12 @@ def rope_of(
     if kind == "default":
         given.skip("factor")
     else:
-        numbers["factor"] = given.number("factor", least=1.0)
+        numbers["factor"] = given.number("factor", 1.0 if kind == "proportional" else REQUIRED, least=1.0)
     if kind == "llama3":
         numbers["low_freq_factor"] = given.number("low_freq_factor", least=1e-6)
         numbers["high_freq_factor"] = given.number("high_freq_factor", least=numbers["low_freq_factor"] + 1e-6)
+    if kind == "proportional":
+        numbers["share"], partial = partial, 1.0
     length = given.size("original_max_position_embeddings", config.size("max_position_embeddings", 8192))
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2:
