@@ -17,7 +17,7 @@ from tarnn.program.recording import FUNCTIONS, ProgramError
 
 IN_PRODUCTS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")  # functions that a product's panels pass
 IN_LINEAR = ("identity", "elu", "relu", "squared_relu", "exp")  # maps that linear attention computes itself
-NOT_PLANNED = {"hybrid"}  # instructions that the definition alone runs
+NOT_PLANNED = {"hybrid", "clamp"}  # instructions that the definition alone runs
 OTHERS = ("none", "same", "per_head", "channels", "all", "heads", "number")
 
 

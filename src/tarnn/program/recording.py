@@ -221,8 +221,7 @@ def apply(x: Register, function: str) -> Register:
 
 def clamp(x: Register, least: float, most: float) -> Register:
     """Keep each number from `least` to `most`."""
-    numbers: dict[str, Number] = {"function": "clamp", "least": least, "most": most}
-    return x.record.add("apply", (x,), [(x.heads, x.width)], numbers=numbers)[0]
+    return x.record.add("clamp", (x,), [(x.heads, x.width)], numbers={"least": least, "most": most})[0]
 
 
 def rotate(x: Register, frequencies: Float[Tensor, " p"], *, interleaved: bool = False) -> Register:

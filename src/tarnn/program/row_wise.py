@@ -128,9 +128,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def apply(call: Call, x: Tensor) -> Outputs:
-    if call.instruction.numbers["function"] == "clamp":
-        return (x.clamp(call.number("least"), call.number("most")),)
     return (FUNCTIONS[str(call.instruction.numbers["function"])](x),)
+
+
+def clamp(call: Call, x: Tensor) -> Outputs:
+    return (x.clamp(call.number("least"), call.number("most")),)
 
 
 def rotate(call: Call, x: Tensor) -> Outputs:
@@ -212,5 +214,5 @@ FEATURES: dict[str, Callable[[Call, Tensor], Tensor]] = {
 }
 
 ROW_WISE: dict[str, Callable[..., Outputs]] = {
-    f.__name__: f for f in (embed, product, head_product, add, mul, norm, apply, rotate, features)
+    f.__name__: f for f in (embed, product, head_product, add, mul, norm, apply, clamp, rotate, features)
 } | {"head": product}
