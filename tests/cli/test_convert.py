@@ -12,6 +12,7 @@ from support.linear_families import FAMILIES, linear_model
 
 from tarnn.conversion import constant_cache
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.decoding.lm import load
 from tarnn.huggingface.versions import CACHE
 from tarnn.kernels.cpu import library
 
@@ -264,6 +265,13 @@ def test_without_a_fused_step_transformers_computes(command, tarnn, llama, text,
     reason = "model.layers.0.self_attn (LlamaAttention) has slots"
     outcome = command("generate", out, "--prompt", "the cat", "--max-new-tokens", 3)
     assert (outcome.code, f"on a cache of constant size; no fused step: {reason}" in outcome.err) == (0, True)
+    lm = load(out)
+    state, written = (
+        lm.read("the "),
+        command("generate", out, "--prompt", "the cat", "--greedy", "-q", "--max-new-tokens", 9),
+    )
+    for _ in range(2):  # a state is a value
+        assert "".join(lm.generate("cat", state=state, temperature=0, max_new_tokens=9)) == written.out
     assert command("generate", out, "--prompt", "a", "--state-out", tmp_path / "s").is_refusal(
         "--state-out takes a fused"
     )

@@ -14,6 +14,7 @@ import tarnn
 from tarnn.decoding.loop import TokenLoop
 from tarnn.decoding.samplers import greedy
 from tarnn.errors import UserError
+from tarnn.kernels.cpu import library
 
 PROMPT = "Call me Ishmael, é"
 
@@ -171,6 +172,18 @@ def test_our_own_open_alike(tmp_path, kind):
     writing = lm.generate("to be", temperature=0, max_new_tokens=20)
     "".join(writing)
     assert writing.ids == model.generate(lm.ids("to be")[None], do_sample=False, max_new_tokens=20)[0, 5:].tolist()
+
+
+def test_without_kernels_it_runs_too(tmp_path):
+    save_served(tmp_path, "hybrid")
+    fused = tarnn.load(tmp_path)
+    with library.disabled():
+        plain = tarnn.load(tmp_path)
+        assert (plain.opened.weights, plain.opened.about[0]) == (None, "plain step")
+        ids = plain.ids("to be or not")
+        torch.testing.assert_close(plain.logits(ids[None]), fused.logits(ids[None]), atol=2e-4, rtol=1e-4)
+        texts = ["".join(x.generate("to be", temperature=0, max_new_tokens=20)) for x in (plain, fused)]
+    assert texts[0] == texts[1]
 
 
 def test_a_live_model_opens(open_folder):

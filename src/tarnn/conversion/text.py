@@ -9,15 +9,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel
 
 from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.described import classes_of
 from tarnn.conversion.fused import new_states
-from tarnn.conversion.opening import open_pretrained, tokenizer_of
+from tarnn.conversion.opening import open_pretrained
 from tarnn.conversion.options import converted_layers
 from tarnn.conversion.rows import calibrated_length
-from tarnn.data.saved_tokenizer import check_ids
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import Step
 from tarnn.decoding.plan import Refusal
@@ -59,16 +58,14 @@ def held_by(layer: Any) -> Iterator[Any]:
 
 
 class ConvertedText(nn.Module):
-    """A converted causal language model and its tokenizer: `prefill` and `step` as `TextModel` has them.
+    """A converted causal language model: `prefill` and `step` as `TextModel` has them.
 
     fused: its fused step, whose states are then the model's; None: transformers computes, on a cache of constant size.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, fused: FusedStep | None = None
-    ):
+    def __init__(self, model: PreTrainedModel, fused: FusedStep | None = None):
         super().__init__()
-        self.model, self.tokenizer, self.fused = model, tokenizer, fused
+        self.model, self.fused = model, fused
         self.dtype, self.device = model.dtype, model.device
         config = model.config
         self.config = SimpleNamespace(
@@ -108,30 +105,6 @@ class ConvertedText(nn.Module):
             f"step by transformers, on a cache of constant size; no fused step: {why_not_fused(self.model)}",
         )
 
-    def ids_of(self, text: bytes) -> Tensor:
-        """The ids (1, t) of a prompt, with the tokens that the tokenizer puts before a text; UserError for none at all."""
-        if self.tokenizer is None:
-            ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long() if text else torch.zeros(0).long()
-        else:
-            try:
-                words = text.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(f"the prompt is not UTF-8 at byte {error.start:,}; give text.") from error
-            ids = torch.tensor(self.tokenizer(words)["input_ids"], dtype=torch.long)
-            if not len(ids):
-                start = self.tokenizer.bos_token_id
-                ids = torch.tensor([x for x in (start, self.tokenizer.eos_token_id) if x is not None][:1]).long()
-        if not len(ids):
-            raise UserError("the prompt is empty and this model has no token to start from; give a --prompt.")
-        check_ids(ids, self.config.vocab_size)
-        return ids[None].to(self.device)
-
-    def decode(self, ids: list[int]) -> Any:
-        """The text of tokens, without special ones."""
-        if self.tokenizer is None:
-            return bytes(ids).decode("utf-8", "replace")
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
     @property
     def about(self) -> str:
         """How far its attention reaches, in words."""
@@ -160,7 +133,7 @@ def open_text(
     for layer in converted_layers(model).values():
         layer.float()  # small, and 16 bits would lose what was calibrated
     model.eval()
-    return ConvertedText(model, tokenizer_of(folder, model), fused_step(model, weights)).eval()
+    return ConvertedText(model, fused_step(model, weights)).eval()
 
 
 def fused_step(model: PreTrainedModel, weights: str | None) -> FusedStep | None:

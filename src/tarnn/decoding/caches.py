@@ -63,7 +63,9 @@ def masked(layer: State) -> State:
 
 def copy_of(state: ModelState, capacity: int = 0) -> ModelState:
     """Copy one sequence's state; its caches hold what is there, or `capacity` tokens if those are more."""
-    if not any(isinstance(x, KVCache) for x in state.layers):
+    if not any(
+        isinstance(x, KVCache) for x in getattr(state, "layers", ())
+    ):  # a cache of transformers has its own room
         return state.clone()
     layers = (x.resized(max(x.length, capacity)) if isinstance(x, KVCache) else x.clone() for x in state.layers)
     return replace(state, layers=tuple(layers), position=state.position.clone())
