@@ -16,7 +16,10 @@ from tarnn.errors import UserError
 from tarnn.families.by_name import FAMILIES, family_of, open_program
 from tarnn.families.config import Config
 from tarnn.families.weights import Weights
+from tarnn.kernels.cpu import library
 from tarnn.program.definition import new_states, run
+from tarnn.program.fusion import NOT_PLANNED
+from tarnn.program.runtime import Runtime
 
 MODELS: dict[str, hf.PreTrainedModel] = {}
 
@@ -211,6 +214,38 @@ def test_steps_are_the_whole(name, folder):
         (out,), states = run(program, [token[None]], states, positions=[i], dtype=torch.float64)
         outputs.append(out)
     torch.testing.assert_close(torch.cat(outputs), defined(program, [ids])[0], rtol=0, atol=1e-9)
+
+
+def runtime_of(program, weights="float32"):
+    if not library.available():
+        pytest.skip("the compiled kernels can't be used")
+    if missing := NOT_PLANNED & {x.kind for x in program.instructions}:
+        pytest.skip(f"the runtime has no {', '.join(missing)}")
+    return Runtime(program, weights)
+
+
+@torch.no_grad()
+def test_compiled(name, folder):
+    """The runtime is as near to the definition as float32 lets transformers be; rows and pieces change no bit."""
+    program, ids = open_program(folder), torch.stack(rows(23, 23))
+    runtime, exact = runtime_of(program), defined(program, ids)
+    logits, _ = runtime.prefill(ids, runtime.new_state(2, 23), every=True)
+    noise = (model_of(name)(input_ids=ids).logits - exact).abs().max()
+    assert (logits - exact).abs().max() <= 4 * noise
+    state, outputs = runtime.new_state(1, 23), []
+    for piece in (ids[1:, :7], ids[1:, 7:8], ids[1:, 8:]):
+        out, state = runtime.prefill(piece, state, every=True)
+        outputs.append(out)
+    assert torch.equal(torch.cat(outputs, 1)[0], logits[1])
+
+
+@pytest.mark.parametrize(("weights", "most"), [("bfloat16", 0.02), ("int8", 0.1), ("int4", 0.6)])
+def test_compiled_formats(name, folder, weights, most):
+    """Rounded weights change the logits by a share of their size; one matrix in a wrong place would by all of it."""
+    program, ids = open_program(folder), torch.stack(rows(23))
+    runtime, exact = runtime_of(program, weights), defined(program, ids)
+    logits, _ = runtime.prefill(ids, runtime.new_state(1, 23), every=True)
+    assert ((logits - exact).square().mean() / exact.square().mean()).sqrt() < most
 
 
 def test_large_weights_are_not_copied(name):
