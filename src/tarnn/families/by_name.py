@@ -21,6 +21,9 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "qwen3_next": "qwen3_next",
     "olmo_hybrid": "olmo_hybrid",
     "mamba2": "mamba2",
+    "rwkv7": "rwkv7",
+    "tarnn": "own.text",
+    "tarnn_image": "own.images",
 }
 
 

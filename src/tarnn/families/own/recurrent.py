@@ -4,7 +4,7 @@ from torch import Tensor
 
 from tarnn.families.own.attention import EPS, AttentionParts, log_decay
 from tarnn.families.parts import dense
-from tarnn.families.rwkv7 import time_mixing
+from tarnn.families.rwkv7_mixing import time_mixing
 from tarnn.program.recording import Register, apply, delta, filter, heads, linear, norm, product
 
 FILTER_WIDTH, STATE_SIZE = 4, 64  # by default
