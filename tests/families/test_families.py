@@ -205,6 +205,10 @@ def test_a_folder_in_bfloat16(name, tmp_path):
     assert {x.dtype for x in program.weights() if x.ndim > 1 and x.shape[-1] > 4} == {torch.bfloat16}
     logits = type(model).from_pretrained(tmp_path, dtype=torch.float32)(input_ids=ids).logits
     torch.testing.assert_close(defined(program, ids).float(), logits, rtol=0, atol=1e-4)
+    if library.available() and not NOT_PLANNED & {x.kind for x in program.instructions}:
+        runtime = Runtime(program, "bfloat16")  # which rounds no weight again
+        out, _ = runtime.prefill(ids, runtime.new_state(1, 9), every=True)
+        torch.testing.assert_close(out, logits, rtol=0, atol=1e-4)
 
 
 def test_steps_are_the_whole(name, folder):
