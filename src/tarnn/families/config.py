@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
+from tarnn.checkpoint_keys import METHOD
 from tarnn.errors import UserError
 from tarnn.families.harmless import HARMLESS, HARMLESS_VALUES, OF_COMPOSITES
 from tarnn.json_file import read_json
@@ -209,7 +210,9 @@ class Config:
 def refuse_quantized(fields: Mapping[str, Any], place: str) -> None:
     """Refuse the config of a folder that another program has quantised, by the name of its method."""
     found = fields.get("quantization_config")
-    if found is None:
+    if found is None or (
+        isinstance(found, Mapping) and found.get("quant_method") == METHOD
+    ):  # the mark of a converted model
         return
     method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
     raise UserError(

@@ -47,7 +47,7 @@ def attention(x: Register, w: Weights, sizes: Heads, eps: float, frequencies: Fl
     names = (("q", sizes.queries), ("k", sizes.keys), ("v", sizes.keys))
     q, k, v = (heads(dense(x, w, f"{name}_proj", n * sizes.width), n) for name, n in names)
     q, k = rms(q, w, "q_layernorm", eps), rms(k, w, "k_layernorm", eps)
-    return dense(attend(q, k, v, x.record.state("KVCache"), frequencies), w, "out_proj", x.size)
+    return dense(attend(q, k, v, w, frequencies), w, "out_proj", x.size)
 
 
 def mlp(x: Register, w: Weights, inner: int) -> Register:

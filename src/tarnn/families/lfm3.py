@@ -72,7 +72,7 @@ def attention(x: Register, w: Weights, c: Attention) -> Register:
     q, k, v = (heads(dense(x, w, f"{name}_proj", n * c.heads.width, bias=c.bias), n) for name, n in names)
     q, k = rms(q, w, "q_norm", c.eps), rms(k, w, "k_norm", c.eps)
     if c.window is None:
-        o = attend(q, k, v, x.record.state("KVCache"), c.frequencies)
+        o = attend(q, k, v, w, c.frequencies)
     else:
         q, k = rotate(q, c.frequencies), rotate(k, c.frequencies)
         o = hybrid(q, k, v, reach=["window"] * k.heads, window=c.window, scale=q.width**-0.5)

@@ -13,7 +13,7 @@ from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_m
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import LayerState, Register, heads
+from tarnn.program.recording import Register, heads
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def program(config: Config, weights: Weights) -> Program:
     for i in range(config.size("num_hidden_layers")):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", c.eps)
-        x = x + attention(h, w.under("self_attn."), c, record.state("KVCache"))
+        x = x + attention(h, w.under("self_attn."), c)
         h = rms(x, w, "post_attention_layernorm", c.eps)
         x = x + swiglu(h, w.under("mlp."), c.inner, bias=c.mlp_bias)
     done = head(rms(x, weights, "model.norm", c.eps), config, weights, "model.embed_tokens.weight")
@@ -64,14 +64,14 @@ def program(config: Config, weights: Weights) -> Program:
     return done
 
 
-def attention(x: Register, w: Weights, c: LlamaLayer, state: LayerState) -> Register:
+def attention(x: Register, w: Weights, c: LlamaLayer) -> Register:
     d = c.heads.width
     q = heads(dense(x, w, "q_proj", c.heads.queries * d, bias=c.qkv_bias), c.heads.queries)
     k = heads(dense(x, w, "k_proj", c.heads.keys * d, bias=c.qkv_bias), c.heads.keys)
     v = heads(dense(x, w, "v_proj", c.heads.keys * d, bias=c.qkv_bias), c.heads.keys)
     if c.head_norms:
         q, k = rms(q, w, "q_norm", c.eps), rms(k, w, "k_norm", c.eps)
-    return dense(attend(q, k, v, state, c.frequencies), w, "o_proj", x.size, bias=c.o_bias)
+    return dense(attend(q, k, v, w, c.frequencies), w, "o_proj", x.size, bias=c.o_bias)
 
 
 def window(config: Config) -> int | None:

@@ -15,7 +15,7 @@ from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_m
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import LayerState, Register, heads, products
+from tarnn.program.recording import Register, heads, products
 
 KINDS = ("linear_attention", "full_attention")
 NORM_EPS = 1e-5  # of the delta rule's outputs, whatever the config says
@@ -58,18 +58,16 @@ def program(config: Config, weights: Weights) -> Program:
     x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
     for i, kind in enumerate(layer_kinds(config)):
         w = weights.under(f"model.layers.{i}.")
-        if kind == "linear_attention":
-            x = delta_layer(x, w, c, record.state("GatedDeltaState"))
-        else:
-            x = softmax_layer(x, w, c, record.state("KVCache"))
+        x = delta_layer(x, w, c) if kind == "linear_attention" else softmax_layer(x, w, c)
     done = head(rms(x, weights, "model.norm", c.eps), config, weights, name)
     config.check_all_taken()
     weights.check_all_taken("mtp.*")
     return done
 
 
-def delta_layer(x: Register, w: Weights, c: OlmoLayer, state: LayerState) -> Register:
+def delta_layer(x: Register, w: Weights, c: OlmoLayer) -> Register:
     """Record x + f(norm x) twice."""
+    state = x.record.state("GatedDeltaState")
     h, part = rms(x, w, stored(w, "input_layernorm"), c.eps), w.under("linear_attn.")
     o = gated_delta(
         h, *projections(h, part, c.delta), part, c.delta, state, norm_name="o_norm", eps=NORM_EPS, strength=c.strength
@@ -78,13 +76,13 @@ def delta_layer(x: Register, w: Weights, c: OlmoLayer, state: LayerState) -> Reg
     return x + swiglu(rms(x, w, stored(w, "post_attention_layernorm"), c.eps), w.under("mlp."), c.inner)
 
 
-def softmax_layer(x: Register, w: Weights, c: OlmoLayer, state: LayerState) -> Register:
+def softmax_layer(x: Register, w: Weights, c: OlmoLayer) -> Register:
     """Record x + norm(f(x)) twice."""
     h, g, d, part = c.softmax.queries, c.softmax.keys, c.softmax.width, w.under("self_attn.")
     q = rms(dense(x, part, "q_proj", h * d, bias=c.bias), part, "q_norm", c.eps)
     k = rms(dense(x, part, "k_proj", g * d, bias=c.bias), part, "k_norm", c.eps)
     v = dense(x, part, "v_proj", g * d, bias=c.bias)
-    o = attend(heads(q, h), heads(k, g), heads(v, g), state, c.frequencies)
+    o = attend(heads(q, h), heads(k, g), heads(v, g), part, c.frequencies)
     o = dense(o, part, "o_proj", x.size, bias=c.bias)
     x = x + rms(o, w, stored(w, "post_attention_layernorm"), c.eps)
     return x + rms(swiglu(x, w.under("mlp."), c.inner), w, "post_feedforward_layernorm", c.eps)

@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
+from tarnn.families.converted import Converted
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import LayerState, Recorder, Register, apply, heads, norm, product, rotate, softmax
+from tarnn.program.recording import Recorder, Register, apply, heads, norm, product, rotate, softmax
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class Heads:
 
 
 def text_model(config: Config, limit: int | None = None) -> Recorder:
-    """Begin the program of a model of tokens."""
-    return Recorder(limit, model_type=config.model_type, vocab_size=config.size("vocab_size"))
+    """Begin the program of a model of tokens, which may have been converted (`families.converted`)."""
+    facts = {"model_type": config.model_type, "vocab_size": config.size("vocab_size")}
+    return Recorder(limit, converted=Converted.of(config), **facts)
 
 
 def dense(x: Register, w: Weights, name: str, outputs: int, *, bias: bool = False, **options: Any) -> Register:
@@ -56,12 +58,17 @@ def swiglu(x: Register, w: Weights, inner: int, *, bias: bool = False) -> Regist
 
 
 def attend(
-    q: Register, k: Register, v: Register, state: LayerState, frequencies: Float[Tensor, " p"] | None = None
+    q: Register, k: Register, v: Register, w: Weights, frequencies: Float[Tensor, " p"] | None = None
 ) -> Register:
-    """Attend by softmax over all tokens so far, scaled by 1/√d; q and k rotated first, if there are frequencies."""
+    """Attend by softmax over all tokens so far, scaled by 1/√d; q and k rotated first, if there are frequencies.
+
+    In a converted model: as its config says. w: the weights of the layer's attention.
+    """
     if frequencies is not None:
         q, k = rotate(q, frequencies), rotate(k, frequencies)
-    return softmax(q, k, v, state, scale=q.width**-0.5)
+    if (converted := q.record.converted) is not None:
+        return converted.attend(q, k, v, w.under("tarnn."))
+    return softmax(q, k, v, q.record.state("KVCache"), scale=q.width**-0.5)
 
 
 def head(x: Register, config: Config, weights: Weights, embeddings: str, *, tied: bool | None = None) -> Program:

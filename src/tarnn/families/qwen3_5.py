@@ -14,7 +14,7 @@ from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_m
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import LayerState, Register, apply, heads, product
+from tarnn.program.recording import Register, apply, heads, product
 
 LEFT = ("mtp.*", "model.visual.*")
 KINDS = ("linear_attention", "full_attention")
@@ -56,9 +56,7 @@ def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Project
             o = gated_delta(h, *project(h, part, sizes), part, sizes, state, eps=eps)
             x = x + dense(o, part, "out_proj", hidden)
         else:
-            o = gated_softmax(
-                h, w.under("self_attn."), attention_heads, record.state("KVCache"), frequencies, eps, bias
-            )
+            o = gated_softmax(h, w.under("self_attn."), attention_heads, frequencies, eps, bias)
             x = x + dense(o, w.under("self_attn."), "o_proj", hidden, bias=bias)
         h = rms(x, w, "post_attention_layernorm", eps, from_one=True)
         x = x + swiglu(h, w.under("mlp."), inner)
@@ -68,9 +66,7 @@ def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Project
     return done
 
 
-def gated_softmax(
-    x: Register, w: Weights, sizes: Heads, state: LayerState, frequencies: Tensor, eps: float, bias: bool
-) -> Register:
+def gated_softmax(x: Register, w: Weights, sizes: Heads, frequencies: Tensor, eps: float, bias: bool) -> Register:
     """Attend by softmax; outputs times σ of a gate, which `q_proj` has behind the queries of each head."""
     h, d = sizes.queries, sizes.width
     rows = w.get("q_proj.weight", (2 * h * d, x.size)).unflatten(0, (h, 2, d))
@@ -79,7 +75,7 @@ def gated_softmax(
     q = rms(heads(q, h), w, "q_norm", eps, from_one=True)
     k = rms(heads(dense(x, w, "k_proj", sizes.keys * d, bias=bias), sizes.keys), w, "k_norm", eps, from_one=True)
     v = heads(dense(x, w, "v_proj", sizes.keys * d, bias=bias), sizes.keys)
-    return attend(q, k, v, state, frequencies) * heads(apply(gate, "sigmoid"), h)
+    return attend(q, k, v, w, frequencies) * heads(apply(gate, "sigmoid"), h)
 
 
 def layer_kinds(config: Config, layers: int) -> tuple[str, ...]:

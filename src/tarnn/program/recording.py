@@ -82,14 +82,18 @@ class LayerState:
 
 
 class Recorder:
-    """A program in the making. limit: positions that the model has."""
+    """A program in the making.
 
-    def __init__(self, limit: int | None = None, **facts: Any):
+    limit: positions that the model has. converted: what a family's softmax layers ask for another kind of attention, if there is
+    one. facts: plain data that the program keeps.
+    """
+
+    def __init__(self, limit: int | None = None, *, converted: Any = None, **facts: Any):
         self.instructions: list[Instruction] = []
         self.registers: list[int] = []
         self.states: list[StateSpec] = []
         self.layers: list[str] = []
-        self.limit, self.facts = limit, facts
+        self.limit, self.converted, self.facts = limit, converted, facts
 
     def state(self, kind: str) -> LayerState:
         """Begin the state of a layer, which may have no field. kind: a name of `tarnn.program.state.CLASSES`."""
