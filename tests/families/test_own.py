@@ -10,8 +10,12 @@ from tarnn.families.config import Config
 from tarnn.families.own import images, text
 from tarnn.families.weights import Weights
 from tarnn.feature_maps import names
+from tarnn.kernels.cpu import library
 from tarnn.program.definition import new_states, run
 from tarnn.program.extra import extra_rows
+from tarnn.program.fusion import NOT_PLANNED
+from tarnn.program.runtime import Runtime
+from tarnn.program.state import tensors_of
 
 UNREAD = ("position", ".fade", ".score", ".place")  # by programs: counted anew, or of keys that fade and of slots
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -100,6 +104,32 @@ def test_texts_and_their_states(kind):
         torch.testing.assert_close(x.to(y.dtype), y, **EXACT)
 
 
+@pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_texts_compiled(kind):
+    """The runtime is as near as float32 lets the model be; pieces change no bit; it goes on from a state of the model."""
+    model, ids = model_of(KINDS[kind]), torch.randint(97, (2, 9), generator=torch.Generator().manual_seed(2))
+    exact, model = model(ids).logits, model.float()
+    program = program_of(model)
+    if missing := NOT_PLANNED & {x.kind for x in program.instructions}:
+        pytest.skip(f"the runtime has no {', '.join(missing)}")
+    runtime, noise = Runtime(program), (model(ids).logits - exact).abs().max()
+    logits, after = runtime.prefill(ids, runtime.new_state(2, 9), every=True)
+    assert (logits - exact).abs().max() <= 4 * noise + 2e-6 * exact.abs().max()
+    last, state = runtime.prefill(ids[:, :5], runtime.new_state(2, 9))
+    for i in range(5, 9):
+        assert torch.equal(last, logits[:, i - 1])
+        last, state = runtime(ids[:, i], state)
+    assert torch.equal(last, logits[:, 8])
+    for x, y in zip(tensors_of(state, program), tensors_of(after, program), strict=True):
+        assert torch.equal(x, y)
+    if not model.config.reversible:
+        _, before = model.prefill(ids[:, :8], model.new_state(2, 9))
+        step = runtime(ids[:, 8], before)[0]
+        assert (step - exact[:, 8]).abs().max() <= 8 * noise + 2e-6 * exact.abs().max()
+
+
 @pytest.mark.parametrize("position", [None, "sinusoidal"])
 @pytest.mark.parametrize("kind", SERVED_IMAGES)
 @torch.no_grad()
@@ -119,6 +149,11 @@ def test_images(kind, position):
     extra = None if extra is None else extra.unflatten(0, (2, 7))
     whole, _ = run(program, ids, states, positions=[0, 0], extra=extra, dtype=torch.float64)
     torch.testing.assert_close(whole.float().double(), torch.stack(expected, 1), rtol=1e-6, atol=1e-6)
+    if library.available():
+        model = model.float()
+        runtime, state = Runtime(program_of(model, images)), model.new_state(2, class_labels=labels)
+        read, _ = runtime.prefill(ids, state, every=True)
+        torch.testing.assert_close(read.double(), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_every_kind_is_tried():

@@ -9,7 +9,9 @@ from tarnn.families.by_name import family_of
 from tarnn.families.config import Config
 from tarnn.families.rwkv7 import program_of_weights
 from tarnn.families.weights import Weights
+from tarnn.kernels.cpu import library
 from tarnn.program.definition import new_states, run
+from tarnn.program.runtime import Runtime
 
 FLA = {  # config.json of a released model, narrower
     "a_low_rank_dim": RANKS["a"], "architectures": ["RWKV7ForCausalLM"], "attn": None, "attn_mode": "chunk",
@@ -61,6 +63,14 @@ def test_logits_of_a_trained_model(data):
     program = program_of_weights(Weights.of(weights))
     assert (defined(program, prompt)[0][0, -1] - expected).abs().max() < 1e-5
     assert (defined(program, prompt, torch.float32)[0][0, -1] - expected).abs().max() < 1e-5
+    if library.available():
+        runtime = Runtime(program)
+        whole, _ = runtime.prefill(prompt, runtime.new_state(1))
+        assert (whole[0] - expected).abs().max() < 2e-5
+        state = runtime.new_state(1)
+        for token in prompt[0]:
+            logits, state = runtime(token[None], state)
+        assert torch.equal(logits, whole)
 
 
 @torch.no_grad()
