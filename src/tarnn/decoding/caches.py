@@ -62,10 +62,13 @@ def masked(layer: State) -> State:
 
 
 def copy_of(state: ModelState, capacity: int = 0) -> ModelState:
-    """Copy one sequence's state; its caches hold what is there, or `capacity` tokens if those are more."""
-    if not any(
-        isinstance(x, KVCache) for x in getattr(state, "layers", ())
-    ):  # a cache of transformers has its own room
+    """Copy a state; its caches hold what is there, or `capacity` tokens if those are more."""
+    if not any(x.grows for x in getattr(state, "layers", ())):  # a cache of transformers has its own room
         return state.clone()
-    layers = (x.resized(max(x.length, capacity)) if isinstance(x, KVCache) else x.clone() for x in state.layers)
-    return replace(state, layers=tuple(layers), position=state.position.clone())
+    return replace(state, layers=tuple(_copy(x, capacity) for x in state.layers), position=state.position.clone())
+
+
+def _copy(layer: State, capacity: int) -> State:
+    if isinstance(layer, RowCaches):
+        return layer.resized(capacity)
+    return layer.resized(max(layer.length, capacity)) if isinstance(layer, KVCache) else layer.clone()

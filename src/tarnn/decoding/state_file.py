@@ -22,7 +22,7 @@ from tarnn.errors import UserError
 from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
-from tarnn.ops import KVCache, State
+from tarnn.ops import State
 
 NOT_THE_FUNCTION = {"dropout"}
 # config keys that were added later, with the values that reproduce the behaviour before
@@ -93,7 +93,7 @@ def cache_dtype(tensors: dict[str, Tensor], layers: Sequence[State]) -> torch.dt
 
 
 def _keys(tensors: dict[str, Tensor], layers: Sequence[State]) -> list[Tensor]:
-    names = [f"layers.{i}.k" for i, x in enumerate(layers) if isinstance(x, KVCache)]
+    names = [f"layers.{i}.k" for i, x in enumerate(layers) if x.grows]
     return [tensors[name] for name in names if name in tensors]
 
 

@@ -116,41 +116,16 @@ def advanced(state: ModelState, counts: Iterable[int]) -> ModelState:
 
 def by_row(state: ModelState) -> ModelState:
     """Give each row keys and values of its own, without those that a mask excludes; without a mask they share memory."""
-
-    def split(layer: State) -> State:
-        if not isinstance(layer, KVCache):
-            return layer
-        rows = []
-        for i in range(len(layer.k)):
-            k, v, kept = layer.k[i : i + 1], layer.v[i : i + 1], None if layer.mask is None else layer.mask[i].clone()
-            if kept is None:
-                rows.append(KVCache(k, v, layer.length))
-                continue
-            kept[layer.length :] = False
-            rows.append(KVCache(k[:, :, kept], v[:, :, kept], int(kept.sum())).resized(layer.capacity))
-        return RowCaches(tuple(rows))
-
-    return replace(state, layers=tuple(map(split, state.layers)))
+    return replace(state, layers=tuple(RowCaches.of(x) if isinstance(x, KVCache) else x for x in state.layers))
 
 
 def joined(state: ModelState) -> ModelState:
-    """Give all rows one tensor of keys and one of values, as models in PyTorch and files have them: the inverse of `by_row`.
+    """Give all rows one tensor of keys and one of values, as models in PyTorch have them: the inverse of `by_row`.
 
     Where rows differ in length, a mask excludes what the shorter ones lack.
     """
-
-    def one(layer: State) -> State:
-        if not isinstance(layer, RowCaches) or not layer.rows:
-            return layer
-        capacity = max(x.capacity for x in layer.rows)
-        rows = [x if x.capacity == capacity else x.resized(capacity) for x in layer.rows]
-        lengths = torch.tensor([x.length for x in rows], device="cpu")
-        mask = torch.arange(capacity, device="cpu") < lengths[:, None]
-        length, differ = int(lengths.max()), len(lengths.unique()) > 1
-        k, v = torch.cat([x.k for x in rows]), torch.cat([x.v for x in rows])
-        return KVCache(k, v, length, mask if differ else None)
-
-    return replace(state, layers=tuple(map(one, state.layers)))
+    layers = (x.joined() if isinstance(x, RowCaches) and x.rows else x for x in state.layers)
+    return replace(state, layers=tuple(layers))
 
 
 def layers_of(program: Program) -> Iterator[tuple[str, list[StateSpec]]]:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tarnn.decoding.caches import copy_of
+from tarnn.decoding.caches import caches_of, copy_of
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, NoState, State
 from tarnn.ops.softmax.cache import RowCaches
@@ -97,7 +97,8 @@ class Pool:
         self._step = model.step
         state = new_state(model, max_rows, capacity=0)
         self._caches = PoolCaches(model.model.config.max_position_embeddings) if grows(state) else None
-        self._grows = [isinstance(x, KVCache) for x in state.layers]
+        self._grows = [x.grows for x in state.layers]
+        self._by_row = any(isinstance(x, RowCaches) for x in state.layers)
         self._leaves, self._spec = pytree.tree_flatten(without_caches(state))
         self._steps: dict[int, Callable[[Tensor], None]] = {}
         self._rows = [[x[i : i + 1] for x in self._leaves] for i in range(max_rows)]
@@ -137,7 +138,8 @@ class Pool:
         *leaves, logits = copies([*self._rows[row], self.logits[row : row + 1]])
         state = pytree.tree_unflatten(leaves, self._spec)
         if self._caches is not None:
-            state = self._with(self._caches.of_row(row), state)
+            caches = self._caches.of_row(row)
+            state = self._with([RowCaches((x,)) for x in caches] if self._by_row else caches, state)
         return Snapshot(state, logits, tokens, proven)
 
     def step(self, ids: Int[Tensor, " b"]) -> None:
@@ -178,7 +180,7 @@ class PoolCaches:
         self._full_at = 0  # the step for which a row has no room
 
     def add(self, state: ModelState) -> None:
-        caches = [x for x in state.layers if isinstance(x, KVCache)]
+        caches = [cache for x in state.layers for cache in caches_of(x)]
         self._rows.append(tuple(x.resized(self._room_for(x.length)) for x in caches))
         self._began.append(caches[0].length - self._steps)
         self._find_full()
@@ -238,9 +240,9 @@ def new_state(model: ServedModel, num_rows: int, *, capacity: int = 0) -> ModelS
 
 def grows(state: ModelState) -> bool:
     """Return True if the state has caches."""
-    return any(isinstance(x, KVCache) for x in state.layers)
+    return any(x.grows for x in state.layers)
 
 
 def without_caches(state: ModelState) -> ModelState:
     """Return the state without its caches."""
-    return replace(state, layers=tuple(NoState() if isinstance(x, KVCache) else x for x in state.layers))
+    return replace(state, layers=tuple(NoState() if x.grows else x for x in state.layers))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from tarnn.decoding.caches import caches_of
 from tarnn.decoding.draws import Sampling, check_sampling
-from tarnn.ops import KVCache
 from tarnn.serving.model import ServedModel
 from tarnn.serving.snapshot import Snapshot
 
@@ -91,7 +91,7 @@ def _check_prompt(request: Request, model: ServedModel) -> None:
         raise ValueError(f"a prompt is token ids (t,), whole numbers; got {prompt.shape} of {prompt.dtype}.")
     if not len(prompt) and begin is None:
         raise ValueError("the prompt is empty, so there is nothing to continue. Give a token at least.")
-    vocab_size = len(model.step.tokens)
+    vocab_size = model.model.config.vocab_size
     if len(prompt) and not (0 <= prompt.min() and prompt.max() < vocab_size):
         wrong = next(int(x) for x in (prompt.min(), prompt.max()) if not 0 <= x < vocab_size)
         raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong}.")
@@ -106,8 +106,8 @@ def _check_prompt(request: Request, model: ServedModel) -> None:
 
 def _check_begin(begin: Snapshot, model: ServedModel) -> None:
     model.step.check(begin.state)
-    for cache in begin.state.layers:
-        if isinstance(cache, KVCache) and (cache.mask is not None or cache.length != int(begin.state.position)):
+    for cache in (x for layer in begin.state.layers for x in caches_of(layer)):
+        if cache.mask is not None or cache.length != int(begin.state.position):
             raise ValueError(
                 f"a state to go on from has a key for each of its tokens and no padding; got {cache.length} keys at position "
                 f"{int(begin.state.position)}{'' if cache.mask is None else ', and a mask'}. Read its text again, alone."

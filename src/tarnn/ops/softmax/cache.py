@@ -174,12 +174,50 @@ def full(capacity: int, taken: int, more: int) -> ValueError:
 class RowCaches(State):
     """A cache for each row, of one row, with its own length and room.
 
-    The fused step takes it in the place of a `KVCache`, where each row has as many keys as it has seen tokens. Layers don't.
+    Compiled steps take it in the place of a `KVCache`, where each row has as many keys as it has seen tokens. Layers don't.
+    In files and by name it is what `joined` gives, so that either kind can be read from what the other wrote.
     """
 
     grows = True
 
     rows: tuple[KVCache, ...]
+
+    @classmethod
+    def of(cls, cache: KVCache) -> "RowCaches":
+        """Split a cache of many rows. Keys that its mask excludes are left out; without a mask memory is shared."""
+        rows = []
+        for i in range(len(cache.k)):
+            k, v = cache.k[i : i + 1], cache.v[i : i + 1]
+            if cache.mask is None:
+                rows.append(KVCache(k, v, cache.length))
+                continue
+            kept = cache.mask[i].clone()
+            kept[cache.length :] = False
+            rows.append(KVCache(k[:, :, kept], v[:, :, kept], int(kept.sum())).resized(cache.capacity))
+        return cls(tuple(rows))
+
+    def joined(self) -> KVCache:
+        """Return one cache of all rows: a mask excludes what shorter rows lack. Of one row it is that row's, not copied."""
+        if len(self.rows) == 1:
+            return self.rows[0]
+        capacity = max(x.capacity for x in self.rows)
+        rows = [x if x.capacity == capacity else x.resized(capacity) for x in self.rows]
+        lengths = torch.tensor([x.length for x in rows], device="cpu")
+        mask = torch.arange(capacity, device="cpu") < lengths[:, None]
+        length, differ = int(lengths.max()), len(lengths.unique()) > 1
+        k, v = torch.cat([x.k for x in rows]), torch.cat([x.v for x in rows])
+        return KVCache(k, v, length, mask if differ else None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.joined().tensors() if self.rows else {}
+
+    def filled(self, found: dict[str, Tensor]) -> "RowCaches":
+        """These caches, empty so far, with the keys and values of another's `tensors()`."""
+        return RowCaches.of(self.joined().filled(found))
+
+    def resized(self, capacity: int) -> "RowCaches":
+        """Return copies with that capacity, or with room for what is there if that is more."""
+        return RowCaches(tuple(x.resized(max(x.length, capacity)) for x in self.rows))
 
     def select(self, rows: Int[Tensor, " k"]) -> "RowCaches":
         return RowCaches(tuple(self.rows[row].clone() for row in rows.tolist()))

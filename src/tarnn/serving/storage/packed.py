@@ -12,7 +12,7 @@ from tarnn.decoding.state_file import cache_dtype, cache_length
 from tarnn.decoding.streaming import KEEP
 from tarnn.errors import UserError
 from tarnn.models.state import ModelState
-from tarnn.ops import KVCache, State
+from tarnn.ops import State
 from tarnn.serving.model import ServedModel, StateKey
 from tarnn.serving.pool import new_state
 from tarnn.serving.snapshot import Snapshot, Tokens, plain_bytes
@@ -150,7 +150,7 @@ class Packer:
         for i, layer in enumerate(self._empty.layers):
             for name, x in tensors_of(layer).items():
                 shape = tuple(x.shape)
-                if isinstance(layer, KVCache):
+                if layer.grows:
                     shape = (*shape[:2], length, shape[3])
                 wanted[f"layers.{i}.{name}"] = (shape, x.dtype)
         got = {name: (tuple(x.shape), x.dtype) for name, x in found.items()}
