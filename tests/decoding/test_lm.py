@@ -116,9 +116,9 @@ def test_a_state_in_a_file_is_the_state(open_folder, tmp_path, family):
     assert torch.equal(lm.read("é", back).logits, lm.read("Call me é").logits)
     moved = tarnn.load(shutil.copytree(open_folder(family), tmp_path / "moved"))
     assert torch.equal(moved.open_state(tmp_path / "s").logits, state.logits)
-    assert torch.equal(tarnn.load(oracle(open_folder(family))).open_state(tmp_path / "s").logits, state.logits)
-    with pytest.raises(UserError, match="saved by another model"):
-        tarnn.load(open_folder("Qwen3")).open_state(tmp_path / "s")
+    for other in (open_folder("Qwen3"), oracle(open_folder(family))):  # a live model's sums are in another order
+        with pytest.raises(UserError, match="saved by another model"):
+            tarnn.load(other).open_state(tmp_path / "s")
 
 
 def test_ends_and_stops(open_folder):
@@ -258,5 +258,5 @@ def test_what_does_not_open(tmp_path):
     with pytest.raises(UserError, match=r"of another kind: 'gpt_neox'. Models of tarnn open, and of .* Llama, Mamba-2"):
         tarnn.load(tmp_path)
     make_folder(tmp_path / "window", "Mistral", sliding_window=16)
-    with pytest.raises(UserError, match=r"MistralForCausalLM can't be run by tarnn: .*sliding window"):
+    with pytest.raises(UserError, match=r"sliding_window must be null, .*; got 16"):
         tarnn.load(tmp_path / "window")

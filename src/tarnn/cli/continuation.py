@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import progress
+from tarnn.decoding.caches import caches_of
 from tarnn.decoding.draws import Sampling, check_sampling, row_sampler
 from tarnn.decoding.lm import LM
 from tarnn.decoding.loop import PIECE, TokenLoop
-from tarnn.decoding.opening import Opened
+from tarnn.decoding.opened import Opened
 from tarnn.decoding.samplers import Sampler
 from tarnn.decoding.state_file import check_writable, load_state, save_state
 from tarnn.decoding.streaming import KEEP, StopStrings, TextStream
@@ -25,7 +26,6 @@ from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.models.state import ModelState
-from tarnn.ops import KVCache
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None, state_in: Path | None) -> bytes:
@@ -103,7 +103,7 @@ def continue_prompt(
     draw = row_sampler(chosen, vocab_size, seed=seed, prompt=context, num_rows=count)
     rows = [TextStream(lm.decode, context[-2 * KEEP :], request.stop) for _ in range(count)]
     if limit:
-        with threads_for_steps(model.model):
+        with threads_for_steps(model):
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
@@ -133,7 +133,7 @@ def check_states(model: Opened, request: Request) -> None:
                 )
     elif request.cache is not None:
         kept, narrow = (
-            {x.k.dtype for x in model.new_state(1, 0, dtype).layers if isinstance(x, KVCache)}
+            {cache.k.dtype for x in model.new_state(1, 0, dtype).layers for cache in caches_of(x)}
             for dtype in (None, torch.bfloat16)
         )
         if (kept, narrow) != ({torch.float32}, {torch.bfloat16}):

@@ -18,7 +18,6 @@ from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
 from tarnn.log import silent
 from tarnn.tasks import TASKS
-from tarnn.tasks.checkpoint import GENERATED, open_config, open_model
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
@@ -103,7 +102,7 @@ def generate(
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
     own = of_tarnn(checkpoint)
-    images = own and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
+    images = own and holds_images(checkpoint)
     refuse_other_task(checkpoint, task, images, options)
     if evaluate is not None or limit is not None:
         raise UserError(
@@ -122,6 +121,7 @@ def generate(
 
     if images:
         from tarnn.cli.images import ImageRequest, generate_images
+        from tarnn.tasks.checkpoint import GENERATED, open_model
 
         drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in options.items()})
         samplers.sampler(**sampling)  # its errors before anything is read
@@ -149,6 +149,13 @@ def generate(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this model's features were calibrated")  # a line says it
         continue_prompt(Request(checkpoint, **options), load_text, sampling, seed, report=report)
+
+
+def holds_images(checkpoint: Path) -> bool:
+    """Return True for a model of images. Raises UserError for a folder of tarnn that holds none of text either."""
+    from tarnn.tasks.checkpoint import GENERATED, open_config  # imports transformers
+
+    return bool(open_config(checkpoint, GENERATED).model_type == "tarnn_image")
 
 
 def opened_line(checkpoint: Path, dtype: torch.dtype, device: torch.device, sampling: Sampling, seed: int) -> str:

@@ -5,11 +5,18 @@ from typing import Any
 
 from torch import Tensor
 
-from tarnn.decoding.opening import Opened
+from tarnn.decoding.opened import Opened
 from tarnn.ops import State
+from tarnn.program.runtime import Runtime
 
 # of states; others are called by the names of their classes
-KINDS = {"KVCache": "softmax", "NoState": "none", "GatedDeltaState": "gated_delta", "HybridState": "window"}
+KINDS = {
+    "KVCache": "softmax",
+    "RowCaches": "softmax",
+    "NoState": "none",
+    "GatedDeltaState": "gated_delta",
+    "HybridState": "window",
+}
 
 
 def facts_of(opened: Opened, lengths: Sequence[int] = ()) -> dict[str, Any]:
@@ -59,5 +66,7 @@ def layer_facts(number: int, empty: State, one: State) -> dict[str, Any]:
 
 def packed_bytes(step: Any) -> int:
     """Return the bytes of a step's own weights; 0 for one that has none."""
+    if isinstance(step, Runtime):
+        return step.nbytes
     held = (getattr(step, name, None) for name in ("packed_plan", "packed_weights", "tokens", "places"))
     return sum(x.nbytes for x in held if isinstance(x, Tensor))

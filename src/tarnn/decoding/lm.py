@@ -17,7 +17,8 @@ from tarnn.decoding.caches import copy_of
 from tarnn.decoding.description import facts_of
 from tarnn.decoding.draws import Sampling, row_sampler
 from tarnn.decoding.loop import PIECE, TokenLoop
-from tarnn.decoding.opening import Opened, open_step
+from tarnn.decoding.opened import Opened
+from tarnn.decoding.opening import open_step
 from tarnn.decoding.prompt import prompt_ids
 from tarnn.decoding.state_file import load_state, save_state
 from tarnn.decoding.streaming import KEEP, TextStream, decoder

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tarnn.decoding.opening import Opened
+from tarnn.decoding.opened import Opened
 
 
 class OpenedLogits:

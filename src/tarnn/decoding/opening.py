@@ -3,25 +3,26 @@
 All that knows one kind of model from another stands in this file; what it opens is used alike.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from tarnn.checkpoint_keys import CONVERTED, MODEL_TYPES
-from tarnn.data.tensor_file import fingerprint_of
 from tarnn.decoding.choice import fastest_step
+from tarnn.decoding.contents import OfModule
+from tarnn.decoding.from_program import open_folder, text_fields
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
+from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.parts import Attention
 from tarnn.decoding.plan import Refusal
-from tarnn.decoding.state_file import fingerprint
 from tarnn.errors import UserError
-from tarnn.families.config import Config
+from tarnn.families.by_name import FAMILIES
 from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json
 from tarnn.kernels.cpu.model_step import FORMATS
@@ -30,64 +31,7 @@ from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
-
-NOT_THE_FUNCTION = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"}
-
-
-class Limits(NamedTuple):
-    """The numbers that tokens are checked against. max_position_embeddings: positions of a sequence; None: any number."""
-
-    vocab_size: int
-    max_position_embeddings: int | None
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """A model that runs.
-
-    step: called with one token per row, as `FusedStep` is. prefill: with tokens (b, t). new_state(rows, capacity, cache_dtype):
-    the state before the first token. weights: the format in which the step keeps them; None: a step in plain PyTorch.
-    architecture, fields: the class and config of the model. dtype: of the weights that were opened. end_ids: tokens that end a
-    text. sampling: how its makers draw from it, arguments of `generate`. key_bytes: of the keys and values of one token, if
-    every layer of attention had softmax. about: lines on what was chosen, and why nothing faster.
-    """
-
-    model: nn.Module
-    step: Step
-    prefill: Step
-    new_state: Callable[..., ModelState]
-    config: Limits
-    architecture: str
-    fields: Mapping[str, Any]
-    weights: str | None
-    dtype: torch.dtype
-    key_bytes: int
-    end_ids: frozenset[int] = frozenset()
-    pad_id: int = 0
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    about: tuple[str, ...] = ()
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(x.numel() for x in self.model.parameters())
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of weights and tables, as they were opened."""
-        return sum(x.nbytes for x in (*self.model.parameters(), *self.model.buffers()))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the weights and of what the config says about the function."""
-        if isinstance(self.model, TextModel):
-            return fingerprint(self.model)
-        config: Any = self.model.config
-        facts = {name: x for name, x in config.to_diff_dict().items() if name not in NOT_THE_FUNCTION}
-        return fingerprint_of(self.model, facts)
+from tarnn.program.recording import ProgramError
 
 
 def open_step(
@@ -125,19 +69,36 @@ def open_step(
         return _as_folder_says(_of_converted(folder, dtype, device, weights), folder, fields)
     if torch.device(device).type != "cpu":
         raise UserError(f"{folder} runs on the CPU, not on {device}; leave --device out.")
+    if isinstance(kind := fields.get("model_type"), str) and kind in FAMILIES:
+        return _as_folder_says(_of_program(folder, fields, weights, dtype, report), folder, fields)
+    return _as_folder_says(_of_module(folder, weights, dtype, report), folder, fields)
+
+
+def _of_program(
+    folder: Path, fields: dict[str, Any], weights: str | None, dtype: torch.dtype | None, report: Log
+) -> Opened:
+    try:
+        return open_folder(folder, weights, dtype=dtype, report=report)
+    except ProgramError:  # the kernels lack an instruction
+        from tarnn.conversion.causal import OPEN
+
+        if fields["model_type"] in OPEN:
+            return _of_module(folder, weights, dtype, report)
+        return open_folder(folder, weights, dtype=dtype, report=report, plain=True)
+
+
+def _of_module(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
+    """Open what transformers builds, for families whose programs don't run compiled."""
     from tarnn.conversion.causal import open_causal
 
     model = open_causal(folder, report)
     model = model if dtype is None else model.to(dtype)
-    return _as_folder_says(_of_transformers(model, weights, copy_tokens=False), folder, fields)
+    return _of_transformers(model, weights, copy_tokens=False)
 
 
 def _as_folder_says(opened: Opened, folder: Path, fields: dict[str, Any]) -> Opened:
     """Return it with the end tokens and the sampling of generation_config.json."""
-    config = Config(
-        fields.get("text_config") or {k: x for k, x in fields.items() if k != "quantization_config"}, folder
-    )
-    says = read_generation(folder, config, opened.config.vocab_size)
+    says = read_generation(folder, text_fields(fields, str(folder)), opened.config.vocab_size)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if says.do_sample else ()
     sampling = {name: x for name in names if (x := getattr(says, name)) is not None}
     return replace(opened, end_ids=says.end_ids, pad_id=says.pad_id or 0, sampling=sampling)
@@ -148,7 +109,7 @@ def _of_own(model: TextModel, weights: str | None) -> Opened:
     chosen = fastest_step(model, weights=weights)
     layers = sum(config.attention_of(i) != "none" for i in range(config.num_hidden_layers))
     return Opened(
-        model=model,
+        contents=OfModule(model),
         step=chosen.step,
         prefill=getattr(chosen.step, "prefill", model.prefill),
         new_state=partial(_own_state, model, chosen.step),
@@ -181,7 +142,7 @@ def _of_transformers(model: Any, weights: str | None, *, copy_tokens: bool = Tru
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
     ends = getattr(model.generation_config, "eos_token_id", None)
     return Opened(
-        model=model,
+        contents=OfModule(model),
         step=step,
         prefill=step.prefill,
         new_state=partial(new_state, step),
@@ -204,7 +165,7 @@ def _of_converted(folder: Path, dtype: torch.dtype | None, device: torch.device 
     model: Any = text.model
     step, name = text.fastest_step
     return Opened(
-        model=model,
+        contents=OfModule(model),
         step=step,
         prefill=text.prefill,
         new_state=partial(new_state, step) if isinstance(step, FusedStep) else text.new_state,

@@ -11,7 +11,7 @@ again: opening a model takes no memory of its own. The files must not be changed
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -41,12 +41,16 @@ NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors to be taken. header: name → (type, shape). read: the tensor of a name. taken: names, as they are taken."""
+    """Tensors to be taken. header: name → (type, shape). read: the tensor of a name.
+
+    taken: names, as they are taken or marked. used: those among them whose numbers the model is made of.
+    """
 
     place: str
     header: Header
     read: Callable[[str], Tensor]
     taken: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
 
 
 class Weights:
@@ -86,7 +90,8 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         """Take a tensor: on the CPU, in the type of the file, to be read only. Raises UserError where it is missing."""
         self.shape(name)
-        self._source.taken.add(self._prefix + name)
+        self.skip(name)
+        self._source.used.add(self._prefix + name)
         return self._source.read(self._prefix + name)
 
     def get(self, name: str, shape: tuple[int, ...], *, whole: bool = False) -> Tensor:
@@ -119,12 +124,43 @@ class Weights:
     def tied(self, name: str, other: str, shape: tuple[int, ...]) -> Tensor:
         """Take `other`, whose numbers `name` stands for. If `name` is there too, it must have the same numbers."""
         x = self.get(other, shape)
-        if name in self and not torch.equal(self.get(name, shape), x):
+        if name not in self:
+            return x
+        copy = self.get(name, shape)
+        self._source.used.discard(self._prefix + name)  # these numbers are there already
+        if not torch.equal(copy, x):
             raise UserError(
                 f"{self.place} has other numbers in {self._prefix}{name} than in {self._prefix}{other}, which the config "
                 "ties (tie_word_embeddings). Set it to false in config.json if the model was trained so."
             )
         return x
+
+    def used(self) -> dict[str, Tensor]:
+        """Return the tensors that were taken, by their whole names; of tied ones the first."""
+        return {name: self._source.read(name) for name in sorted(self._source.used)}
+
+    def check_finite(self) -> None:
+        """Refuse weights, among those that were taken, with NaN or an infinity in them. They are read once for it."""
+        for name, x in self.used().items():
+            if x.is_floating_point() and x.numel() and not torch.stack(x.aminmax()).isfinite().all():
+                raise UserError(f"{self.place} holds NaN or an infinity in {name}: the training diverged. {INTACT}")
+
+    def left(self) -> list[str]:
+        """Return the whole names of the tensors that were not taken."""
+        return sorted(self._source.header.keys() - self._source.taken)
+
+    def cast(self, dtype: torch.dtype) -> "Weights":
+        """Return the same weights, whose real numbers come in another type. Each tensor is a copy then."""
+        source = self._source
+
+        def read(name: str) -> Tensor:
+            x = source.read(name)
+            return x.to(dtype) if x.is_floating_point() else x
+
+        header = {
+            name: (NAMES[dtype] if kind in FLOATS else kind, shape) for name, (kind, shape) in source.header.items()
+        }
+        return Weights(replace(source, header=header, read=read), self._prefix)
 
     def skip(self, *names: str) -> None:
         """Mark tensors that change no number."""
@@ -133,11 +169,7 @@ class Weights:
     def check_all_taken(self, *may_leave: str) -> None:
         """Refuse tensors of the source that were not taken. may_leave: patterns of whole names, as "mtp.*"."""
         patterns = (*MAY_LEAVE, *may_leave)
-        left = [
-            name
-            for name in sorted(self._source.header.keys() - self._source.taken)
-            if not any(fnmatchcase(name, pattern) for pattern in patterns)
-        ]
+        left = [name for name in self.left() if not any(fnmatchcase(name, pattern) for pattern in patterns)]
         if left:
             more = f" and {len(left) - LISTED:,} more" if len(left) > LISTED else ""
             raise UserError(

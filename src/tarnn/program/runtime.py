@@ -27,6 +27,10 @@ AnyState = TypeVar("AnyState", bound=ModelState)
 ROWS = 2**10  # tokens that one call of the kernel reads
 
 
+class Unavailable(RuntimeError):
+    """Why programs can't run compiled here: one sentence, without its full stop."""
+
+
 class Runtime:
     """A packed program, opened.
 
@@ -38,15 +42,15 @@ class Runtime:
     int4 the rows that a product reads become bytes too, and the head and exact products are bfloat16. Several threads may call it
     at once, each with a state of its own.
 
-    Raises RuntimeError where the kernels can't be used, and ValueError for an unknown format.
+    Raises Unavailable, a RuntimeError, where the kernels can't be used, and ValueError for an unknown format.
     """
 
     def __init__(self, program: Program, weights: str = "float32"):
         if not library.available():
-            raise RuntimeError(f"the compiled kernels can't be used: {library.status().why}")
+            raise Unavailable(f"the compiled kernels can't be used: {library.status().why}")
         if getattr(torch.ops.tarnn_cpu, "program_version", int)() != VERSION:
-            raise RuntimeError(
-                "the compiled kernels read another version of programs: compile them again (make install)."
+            raise Unavailable(
+                "the compiled kernels read another version of programs: compile them again (make install)"
             )
         self.program, self.weights = program, weights
         with torch.no_grad():
@@ -57,6 +61,11 @@ class Runtime:
         self.vocab_size = len(self.packed.tables[0])
         # of the last state its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[Any, list[Tensor]] = ((), [])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the packed program, its tables included."""
+        return sum(x.nbytes for x in (self.packed.numbers, self.packed.block, *self.packed.tables))
 
     @property
     def num_phases(self) -> int:

@@ -6,18 +6,23 @@ from typing import Any, NamedTuple
 
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.lm import tokenizer_in
-from tarnn.decoding.opening import Opened, open_step
+from tarnn.decoding.opened import Opened
+from tarnn.decoding.opening import open_step
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.streaming import decoder
 from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels
+from tarnn.program.packing import VERSION
+from tarnn.program.runtime import Runtime
+
+PROGRAM = f"program-{VERSION}"
 
 
 class StateKey(NamedTuple):
     """The model and machine of a state. Two states with the same key and the same tokens are the same to the last bit.
 
     fingerprint: of the weights and the config. weights: the format in which the step keeps them. isa: the instructions of the
-    compiled kernels. products: who multiplies; the fused step does that itself.
+    compiled kernels. products: what computes them: "fused", a step over a model's modules, or a program and its version.
     """
 
     fingerprint: str
@@ -32,7 +37,7 @@ class ServedModel:
 
     name: str
     model: Opened
-    step: FusedStep
+    step: FusedStep | Runtime
     key: StateKey
     tokenizer: Any = None
     folder: Path | None = None
@@ -57,9 +62,10 @@ def open_served(folder: str | Path, *, name: str | None = None, weights: str | N
         model = open_step(folder, weights)
     except Refusal as reason:
         raise UserError(f"{folder} can't be served: {reason.__cause__}. `tarnn generate` runs it.") from reason
-    if not isinstance(model.step, FusedStep):
+    if model.weights is None or not isinstance(model.step, FusedStep | Runtime):
         raise UserError(f"{folder} can't be served: it has a {'; '.join(model.about)}. `tarnn generate` runs it.")
-    key = StateKey(model.fingerprint, model.step.weights, cpu_kernels()["path"])
+    products = PROGRAM if isinstance(model.step, Runtime) else "fused"
+    key = StateKey(model.fingerprint, model.step.weights, cpu_kernels()["path"], products)
     return ServedModel(
         name or folder.name, model, model.step, key, tokenizer_in(folder, model.config.vocab_size), folder
     )

@@ -10,7 +10,7 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 
 from tarnn.decoding.draws import Sampling
-from tarnn.decoding.opening import Opened
+from tarnn.decoding.opened import Opened
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.reader import Reader

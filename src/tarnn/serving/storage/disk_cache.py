@@ -85,7 +85,7 @@ class DiskCache:
         if hold.model == self._holds.model:
             return
         key, other = self.disk.index.key(self._holds.model), self.disk.index.key(hold.model)
-        if other.fingerprint != key.fingerprint:
+        if other.fingerprint != key.fingerprint and other.products == key.products:
             raise UnfitState(f"state {name!r} belongs to another model: other weights, or another config.")
         differ = [f"{CALLED[x]} {getattr(other, x)}" for x in CALLED if getattr(other, x) != getattr(key, x)]
         raise UnfitState(f"state {name!r} was made with {' and '.join(differ)}; this server has others.")

@@ -1,0 +1,113 @@
+"""Open a folder by the program that its family writes: no module of a model is built, and none of transformers is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tarnn.decoding.contents import OfFolder
+from tarnn.decoding.opened import Limits, Opened
+from tarnn.decoding.plan import Refusal
+from tarnn.families.by_name import family_of
+from tarnn.families.config import FILE as CONFIG, Config
+from tarnn.families.weights import Weights
+from tarnn.json_file import read_json
+from tarnn.log import Log, silent
+from tarnn.program.instructions import Program, StateSpec
+from tarnn.program.plain import PlainRuntime
+from tarnn.program.runtime import Runtime, Unavailable
+
+LISTED = 3  # names of tensors that are of other parts
+
+
+def open_folder(
+    folder: Path,
+    weights: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    plain: bool = False,
+    report: Log = silent,
+) -> Opened:
+    """Open the model in a folder of a known family. weights, dtype, report: as in `open_step`.
+
+    plain: computed by the program's definition, as without the compiled kernels. Raises UserError for what the folder holds,
+    `ProgramError` for a program with an instruction that the kernels don't have, and Refusal where weights are given and there
+    are no kernels.
+    """
+    config, tensors = Config.read(folder), Weights.read(folder)
+    fields = read_json(folder / CONFIG)
+    tensors = tensors if dtype is None else tensors.cast(dtype)
+    program = family_of(config)(config, tensors)
+    tensors.check_finite()
+    if left := tensors.left():
+        more = f" and {len(left) - LISTED:,} more" if len(left) > LISTED else ""
+        report(f"{folder} has weights that its language model does not use: {', '.join(left[:LISTED])}{more}")
+    saved = program.instructions[0].weights["tokens"].dtype
+    step, about = runtime_of(program, weights or default_format(saved), required=weights is not None, plain=plain)
+    names = fields.get("architectures")
+    return Opened(
+        contents=OfFolder(tensors.used(), fields),
+        step=step,
+        prefill=step.prefill,
+        new_state=step.new_state,
+        config=Limits(step.vocab_size, most_positions(program, text_fields(fields, config.place))),
+        architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else config.model_type,
+        fields=fields,
+        weights=None if isinstance(step, PlainRuntime) else step.weights,
+        dtype=saved,
+        key_bytes=key_bytes(program) * saved.itemsize,
+        about=about,
+    )
+
+
+def text_fields(fields: dict[str, Any], place: str) -> Config:
+    """Return the part of a config that is about the language model, with all else that is said besides."""
+    inner = fields.get("text_config")
+    return Config(inner or {k: x for k, x in fields.items() if k != "quantization_config"}, place)
+
+
+def most_positions(program: Program, config: Config) -> int | None:
+    """Return how many tokens a sequence can have: as many as the program has positions, and the model was made for."""
+    limits = (program.limit, config.size("max_position_embeddings", None))
+    return min((x for x in limits if x is not None), default=None)
+
+
+def default_format(dtype: torch.dtype) -> str:
+    """Return the format that rounds no weight: float16 has more digits than bfloat16, and needs float32."""
+    return "bfloat16" if dtype == torch.bfloat16 else "float32"
+
+
+def runtime_of(
+    program: Program, weights: str, *, required: bool, plain: bool = False
+) -> tuple[Runtime, tuple[str, ...]]:
+    """Return what runs a program, and lines about it. required: there must be a step with these weights."""
+    if plain and required:
+        why = "the compiled kernels lack an instruction of this family"
+        raise Refusal(f"there is no fused step for this model: {why}.") from Refusal(why)
+    if plain:
+        return PlainRuntime(program), ("plain step", "no fused step: the compiled kernels lack an instruction")
+    try:
+        return Runtime(program, weights), (f"fused step ({weights} weights)",)
+    except Unavailable as error:
+        if required:
+            raise Refusal(
+                f"there is no fused step for this model: {error}. Leave the weights as they are."
+            ) from Refusal(str(error))
+        return PlainRuntime(program), ("plain step", f"no fused step: {error}")
+
+
+def key_bytes(program: Program) -> int:
+    """Count the numbers of keys and values of one token, with softmax in each layer of attention.
+
+    Where the program has softmax, other layers count as many; else each counts as many as its state's values, twice.
+    """
+    grown = [(x.layer, one_token(x)) for x in program.states if x.grows is not None]
+    if not grown:
+        return sum(2 * x.shape[0] * x.shape[2] for x in program.states if x.name == "S")
+    attention = [kind for kind in program.layers if kind not in ("NoState", "ConvolutionState", "RwkvState")]
+    return sum(n for _, n in grown) // len({layer for layer, _ in grown}) * len(attention)
+
+
+def one_token(spec: StateSpec) -> int:
+    """Count the numbers by which a token makes a tensor longer."""
+    return torch.Size(n for axis, n in enumerate(spec.shape) if axis != spec.grows).numel()
