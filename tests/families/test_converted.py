@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers as hf
+from support.damaged_configs import check_refusals
 from support.families import FAMILIES, model_of
 
 from tarnn.conversion import set_options
@@ -105,6 +106,15 @@ def test_what_is_not_handled_is_refused(case, tmp_path):
     file.write_text(json.dumps(config | {"tarnn_attention": config["tarnn_attention"] | changes}))
     with pytest.raises(UserError, match=why):
         open_program(tmp_path)
+
+
+@pytest.mark.thorough
+def test_damaged_configs_are_refused_in_a_sentence(tmp_path):
+    phi = {"name": "favor", "num_features": 8, "centre": True}
+    model = converted(**NEAR, feature_map=phi, mode=["window", "features"])
+    set_options(model, layers=[1], window=3)
+    model.save_pretrained(tmp_path)
+    check_refusals(json.loads((tmp_path / "config.json").read_text()), model.state_dict())
 
 
 def test_a_mark_without_options_and_the_other_way_round_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.damaged_configs import check_refusals
 from support.step_models import FUNCTIONS, MAPS, SERVED, SERVED_IMAGES, image_model, text_model
 
 from tarnn.attention.registry import ATTENTIONS, DECAYS
@@ -199,3 +200,10 @@ def test_what_has_no_program_is_refused(case):
     config = {key: x for key, x in model.config.to_dict().items() if x is not None}
     with pytest.raises(UserError, match=why):
         text.program(Config(config | changes), Weights.of(model.state_dict()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["default", "hybrid", "channels", "delta and others", "mamba2", "window", "images"])
+def test_damaged_configs_are_refused_in_a_sentence(kind):
+    model = image_model(num_classes=2) if kind == "images" else model_of(KINDS[kind])
+    check_refusals({**model.config.to_dict(), "architectures": [type(model).__name__]}, model.state_dict())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.damaged_configs import check_refusals
 from support.rwkv_models import HEADS, HIDDEN, RANKS, VOCABULARY, rwkv_model
 
 from tarnn.errors import UserError
@@ -113,6 +114,11 @@ def test_what_is_not_handled_is_refused(case):
     config, weights = Config(FLA | changes), Weights.of(fla_weights(rwkv_model()))
     with pytest.raises(UserError, match=why):
         family_of(config)(config, weights)
+
+
+@pytest.mark.thorough
+def test_damaged_configs_are_refused_in_a_sentence():
+    check_refusals(FLA, fla_weights(rwkv_model()))
 
 
 def test_weights_of_another_model_are_refused():

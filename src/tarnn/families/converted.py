@@ -39,7 +39,7 @@ class Converted:
             return None
         kind = mark.get("attention") if isinstance(mark, Mapping) else None
         layers = stored.get("layers", {}) if isinstance(stored, Mapping) else None
-        if kind not in NEAR or not isinstance(layers, Mapping):
+        if not isinstance(kind, str) or kind not in NEAR or not isinstance(layers, Mapping):
             raise UserError(
                 f"{config.place}: a converted model has {CONVERTED}, its options, and in quantization_config its attention, "
                 f"{' or '.join(NEAR)}; got {stored!r:.60} and {mark!r:.60}. Convert it again."

@@ -19,8 +19,15 @@ def map_of(name: str, options: Mapping[str, Any], sizes: Mapping[str, Any], weig
     Raises ValueError for a name, an option or a size that there is not.
     """
     seed = {"seed": 0} if "seed" in maps.options_of(name) else {}  # the weights hold what was drawn
-    with torch.device("meta"):
-        phi = maps.make(name, **sizes, **{**options, **seed})
+    try:
+        with torch.device("meta"):
+            phi = maps.make(name, **sizes, **{**options, **seed})
+    except (
+        RuntimeError,
+        TypeError,
+        OverflowError,
+    ) as error:  # of sizes that no tensor has, and options of another type
+        raise ValueError(f"the feature map {name} can't be made with {dict(options)!r:.80}: {error}") from error
     tensors = {
         name: weights.get(name, tuple(x.shape), whole=not x.is_floating_point()) for name, x in phi.state_dict().items()
     }

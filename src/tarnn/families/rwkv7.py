@@ -97,11 +97,14 @@ def matrix(weights: Weights, name: str) -> tuple[int, int]:
 def heads_of(config: Config, hidden: int) -> int:
     """Return the number of heads, as fla has it: by their width, or by number where that is null."""
     if config.get("head_dim", 64 if config.get("num_heads") is None else None) is None:
-        return config.size("num_heads")
-    width = config.size("head_dim", 64)
-    if hidden % width:
-        config.refuse("head_dim", width, f"a divisor of hidden_size ({hidden})")
-    return hidden // width
+        number = config.size("num_heads")
+    else:
+        number, rest = divmod(hidden, width := config.size("head_dim", 64))
+        if rest:
+            config.refuse("head_dim", width, f"a divisor of hidden_size ({hidden})")
+    if number == 0 or hidden % number:
+        config.refuse("num_heads", number, f"a divisor of hidden_size ({hidden})")
+    return number
 
 
 def translated(w: Weights, layer: int, hidden: int, ranks: dict[str, int | None]) -> Weights:
