@@ -72,11 +72,10 @@ def model_of(choices):
     return model
 
 
-def same(program, ids, expected, classes=None):
+def same(program, ids, expected):
     """Compute all tokens at once, and in pieces of one token and of the rest; return the states after."""
     b, t = ids.shape
-    repeated = None if classes is None else classes.repeat_interleave(t)
-    extra = extra_rows(program, torch.arange(t).repeat(b), repeated)
+    extra = extra_rows(program, torch.arange(t).repeat(b))
     extra = None if extra is None else extra.unflatten(0, (b, t))
     states = new_states(program, b, dtype=torch.float64)
     whole, after = run(program, ids, states, positions=[0] * b, extra=extra, dtype=torch.float64)
@@ -145,8 +144,9 @@ def test_images(kind, position):
         parameters, state = model.step(ids[:, i], state)
         expected.append(parameters.double())  # rounded to float32
     program = program_of(model, images)
-    states, extra = new_states(program, 2, dtype=torch.float64), None
-    extra = extra_rows(program, torch.arange(7).repeat(2), None if labels is None else labels.repeat_interleave(7))
+    states, classes = new_states(program, 2, dtype=torch.float64), program.instructions[0].weights.get("classes")
+    condition = None if labels is None else classes[labels.repeat_interleave(7)]
+    extra = extra_rows(program, torch.arange(7).repeat(2), condition)
     extra = None if extra is None else extra.unflatten(0, (2, 7))
     whole, _ = run(program, ids, states, positions=[0, 0], extra=extra, dtype=torch.float64)
     torch.testing.assert_close(whole.float().double(), torch.stack(expected, 1), rtol=1e-6, atol=1e-6)
@@ -155,6 +155,15 @@ def test_images(kind, position):
         runtime, state = Runtime(program_of(model, images)), model.new_state(2, class_labels=labels)
         read, _ = runtime.prefill(ids, state, every=True)
         torch.testing.assert_close(read.double(), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_classes_are_asked_for():
+    for program, condition in (
+        (program_of(image_model(), images), torch.ones(1, 16)),
+        (program_of(image_model(num_classes=2), images), None),
+    ):
+        with pytest.raises(ValueError, match=r"this program has (no|2) classes; got (no|a) row of a class"):
+            extra_rows(program, torch.arange(1), condition)
 
 
 def test_every_kind_is_tried():

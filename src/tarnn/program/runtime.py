@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.nn.functional import pad
 
 from tarnn.kernels.cpu import library
-from tarnn.models.positions import sinusoidal
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache
+from tarnn.program.extra import extra_rows
 from tarnn.program.instructions import Program
 from tarnn.program.packing import VERSION, Packed, pack
 from tarnn.program.state import advanced, by_row, check_state, new_state, tensors_of
@@ -178,20 +177,12 @@ class Runtime:
 
     def _extra(self, state: ModelState, positions: Tensor, sequences: Tensor | None = None) -> Tensor | None:
         """Rows that are added to the embeddings: each sequence's class, and positions by a formula. sequences: of each token."""
-        numbers = self.program.instructions[0].numbers
-        if not numbers["extra"]:
-            return None
-        width, channels = self.program.instructions[0].outputs[0].size, int(cast(int, numbers["sinusoidal"]))
-        condition, rows = getattr(state, "condition", None), torch.zeros(len(positions), width)
-        if condition is not None:
-            chosen = (condition if sequences is None else condition[sequences]).float() * float(
-                cast(float, numbers["scale"])
-            )
-            rows += pad(chosen, (0, width - chosen.shape[1]))
-        if channels:
+        condition = getattr(state, "condition", None)
+        if condition is not None and sequences is not None:
+            condition = condition[sequences]
+        if self.program.instructions[0].numbers["sinusoidal"]:
             self._check_length(positions + 1)
-            rows += pad(sinusoidal(positions, channels), (width - channels, 0))
-        return rows
+        return extra_rows(self.program, positions, condition)
 
     def _check_length(self, ends: Tensor) -> None:
         limit = self.program.limit
