@@ -1,5 +1,8 @@
 """Programs of tarnn's own models compute what the models compute: in float64, whole and in pieces, for every kind there is."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from support.damaged_configs import check_refusals
@@ -102,6 +105,16 @@ def test_texts_and_their_states(kind):
     for i, spec in enumerate(program.states):
         x, y = torch.stack([row[i] for row in after]), expected[f"layers.{spec.layer}.{spec.name}"]
         torch.testing.assert_close(x.to(y.dtype), y, **EXACT)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_16_bits_are_not_rounded_again(kind):
+    """The program of a folder in bfloat16 computes with exactly its numbers."""
+    model, ids = model_of(KINDS[kind]).bfloat16(), torch.randint(97, (1, 5), generator=torch.Generator().manual_seed(2))
+    program = program_of(model)
+    same(program, ids, model.double()(ids).logits)
 
 
 @pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
@@ -216,3 +229,27 @@ def test_what_has_no_program_is_refused(case):
 def test_damaged_configs_are_refused_in_a_sentence(kind):
     model = image_model(num_classes=2) if kind == "images" else model_of(KINDS[kind])
     check_refusals({**model.config.to_dict(), "architectures": [type(model).__name__]}, model.state_dict())
+
+
+@pytest.mark.thorough
+def test_folders_open_without_transformers(tmp_path):
+    """A folder as `save_pretrained` writes it, read from its files."""
+    kinds = {
+        "text": model_of(KINDS["rwkv7 and others"]).float(),
+        "maps": model_of(KINDS["channels"]).float(),
+        "images": image_model(),
+    }
+    for name, model in kinds.items():
+        model.save_pretrained(tmp_path / name)
+    code = (
+        "import sys; from tarnn.families.by_name import open_program; "
+        "print(*[len(open_program(x).instructions) for x in sys.argv[1:]]); "
+        "assert 'transformers' not in sys.modules"
+    )
+    folders = [str(tmp_path / name) for name in kinds]
+    run_ = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=True)
+    families = (text, text, images)
+    expected = [
+        len(program_of(model, family).instructions) for model, family in zip(kinds.values(), families, strict=True)
+    ]
+    assert run_.stdout.split() == [str(n) for n in expected]

@@ -32,7 +32,7 @@ def mamba2(x: Register, layer: AttentionParts) -> Register:
     offset, dt_offset = None, weights.get("dt_bias", (h,))
     if bias:
         offset = weights.get("in_proj.bias", weight.shape[:1])
-        offset, dt_offset = offset[:-h], dt_offset + offset[-h:]
+        offset, dt_offset = offset[:-h], dt_offset.double() + offset[-h:]
     gate, filtered = product(x, weight[:-h], offset).split(h * d, sum(sizes))
     dt = apply(heads(product(x, weight[-h:], dt_offset, exact=True), h), "softplus")
     taps, taps_bias = _filters(layer, filtered.size), weights.get("filter_bias", (filtered.size,))
