@@ -95,6 +95,15 @@ def test_folders_of_fla(changes):
     torch.testing.assert_close(defined(program, ids)[0], model(ids), rtol=1e-9, atol=1e-9)
 
 
+@torch.no_grad()
+def test_folders_with_the_names_of_rwkv_cpp():
+    model, ids, config = rwkv_model(), tokens(), Config({"model_type": "rwkv7"})
+    program = family_of(config)(config, Weights.of(model.state_dict()))
+    torch.testing.assert_close(defined(program, ids)[0], model(ids), rtol=1e-9, atol=1e-9)
+    with pytest.raises(UserError, match=r"hidden_ratio = 2 is not known"):
+        family_of(config)(Config({"model_type": "rwkv7", "hidden_ratio": 2}), Weights.of(model.state_dict()))
+
+
 REFUSED = {
     "layers with softmax": ({"attn": {"layers": [1]}}, "attn must be None"),
     "another function": ({"hidden_act": "relu"}, "hidden_act must be 'sqrelu'"),

@@ -19,7 +19,13 @@ LOW_RANK = {"w": "decay", "a": "a", "g": "gate", "v": "v"}  # fla's names
 
 
 def program(config: Config, weights: Weights) -> Program:
-    """Write the program of a folder of fla. That it names code of its own (auto_map) changes nothing: none is run."""
+    """Write the program of a folder of fla. That it names code of its own (auto_map) changes nothing: none is run.
+
+    Where the weights have the names of rwkv.cpp, they say all sizes, and the config need not.
+    """
+    if "emb.weight" in weights:
+        config.check_all_taken()
+        return program_of_weights(weights)
     hidden, vocab, eps = config.size("hidden_size"), config.size("vocab_size"), config.number("norm_eps", EPS, least=0)
     num_heads, layers = heads_of(config, hidden), config.size("num_hidden_layers")
     ratio = config.number("hidden_ratio", 4.0, least=0.01, most=1e3)
