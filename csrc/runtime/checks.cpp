@@ -57,6 +57,7 @@ class Checks {
       case Kind::norm: return norm(x);
       case Kind::combine: return combine(x);
       case Kind::rotate: return rotate(x);
+      case Kind::clamp: return counts(x, 1, 1, 0, 2), same(x.in(), x.out());
       case Kind::features: return features(x);
       case Kind::head_product: return head_product(x);
       case Kind::to_bytes: return to_bytes(x);

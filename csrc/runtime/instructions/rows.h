@@ -139,6 +139,13 @@ inline void combine(const Instruction& x, const View& at, Index row) {
   }
 }
 
+/// Numbers between two others. numbers: these.
+inline void clamp(const Instruction& x, const View& at, Index row) {
+  const float *from = at.at(x.in(), row), least = x.number(0), most = x.number(1);
+  float* to = at.at(x.out(), row);
+  for (Index i = 0, n = at.size(x.in()); i < n; ++i) to[i] = from[i] < least ? least : from[i] > most ? most : from[i];
+}
+
 /// Pairs of the first channels of each head turn by the row's angles. integers: pairs, whether they lie side by side.
 inline void rotate(const Instruction& x, const View& at, Index row) {
   const Operand& in = x.in();

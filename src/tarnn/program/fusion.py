@@ -17,7 +17,7 @@ from tarnn.program.recording import FUNCTIONS, ProgramError
 
 IN_PRODUCTS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")  # functions that a product's panels pass
 IN_LINEAR = ("identity", "elu", "relu", "squared_relu", "exp")  # maps that linear attention computes itself
-NOT_PLANNED = {"hybrid", "clamp"}  # instructions that the definition alone runs
+NOT_PLANNED = {"hybrid"}  # instructions that the definition alone runs
 OTHERS = ("none", "same", "per_head", "channels", "all", "heads", "number")
 
 
@@ -130,6 +130,10 @@ class Fusion:
             product.function = function
             return self._redirect(product, x.outputs[0])
         self._put(_combine(x.outputs[0], x.inputs[0], function))
+
+    def _clamp(self, x: Instruction) -> None:
+        numbers = [float(x.numbers[name]) for name in ("least", "most")]  # type: ignore[arg-type]
+        self._put(Operation("clamp", list(x.outputs), list(x.inputs), numbers=numbers))
 
     def _add(self, x: Instruction) -> None:
         self._binary(x, "add")

@@ -36,6 +36,7 @@ KINDS = [
     "head_product",
     "to_bytes",
     "filter_rows",
+    "clamp",
 ]
 
 

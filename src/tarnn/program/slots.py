@@ -6,7 +6,14 @@ from tarnn.program.fusion import Operation
 from tarnn.program.instructions import View
 from tarnn.program.phases import OF_UNITS, Phase
 
-IN_PLACE = ("combine", "norm", "rotate", "filter", "filter_rows")  # whose output may lie where its first input lay
+IN_PLACE = (
+    "combine",
+    "norm",
+    "rotate",
+    "clamp",
+    "filter",
+    "filter_rows",
+)  # whose output may lie where its first input lay
 ALL, OWN, BYTES = 0, 1, 2  # kinds of slots, as csrc/runtime/program.h has them
 
 
