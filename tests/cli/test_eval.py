@@ -102,7 +102,7 @@ def test_weights_of_fewer_bits_are_those_of_the_fused_step(command, sources, tmp
     plain, wide, bytewise = (json.loads(x.out)["bits_per_byte"] for x in outcomes.values())
     assert wide == pytest.approx(plain, rel=1e-5)
     assert 1e-6 < abs(bytewise / plain - 1) < 0.05
-    assert "fused step, int8 weights" in outcomes["--weights", "int8"].err
+    assert "fused step (int8 weights)" in outcomes["--weights", "int8"].err
     run_of("masked-lm", sources, command, tmp_path / "masked")
     outcome = command("eval", tmp_path / "masked", "--weights", "int8")
     assert outcome.is_refusal("--weights is for language models")

@@ -69,8 +69,8 @@ def test_eval_measures_the_step(command, folder, tmp_path):
     plain, bytewise = (json.loads(x.out)["bits_per_byte"] for x in outcomes)
     assert plain == pytest.approx(nats / math.log(2), rel=1e-5)
     assert 1e-6 < abs(bytewise / plain - 1) < 0.1
-    assert "fused step, float32 weights" in outcomes[0].err
-    assert "fused step, int8 weights" in outcomes[1].err
+    assert "fused step (float32 weights)" in outcomes[0].err
+    assert "fused step (int8 weights)" in outcomes[1].err
 
 
 def test_eval_of_what_has_no_step(command, tmp_path):
@@ -79,7 +79,7 @@ def test_eval_of_what_has_no_step(command, tmp_path):
     (tmp_path / "a.txt").write_text("Wunderland ist ueberall.")
     outcome = command("eval", made, tmp_path / "a.txt")
     assert (outcome.code, "computed by transformers: this MistralForCausalLM" in outcome.err) == (0, True)
-    assert command("eval", made, tmp_path / "a.txt", "--weights", "int8").is_refusal("sliding window")
+    assert command("eval", made, tmp_path / "a.txt", "--weights", "int8").is_refusal("sliding_window")
 
 
 def test_it_samples_as_the_folder_says(command, tmp_path):

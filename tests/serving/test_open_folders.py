@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from support.kill_serve import served_by_a_process
@@ -19,6 +21,7 @@ from tarnn.serving.http.request_schemas import CompletionRequest
 from tarnn.serving.http.to_engine import sampling_of
 from tarnn.serving.model import open_served, sizes_of
 from tarnn.serving.request import Request, Sampling
+from tarnn.serving.state_info import UnfitState
 from tarnn.serving.store import StateStore
 
 ASK = [{"role": "user", "content": "Who is Ishmael?"}]
@@ -62,6 +65,55 @@ def test_a_killed_server_goes_on(tmp_path, family):
 
 def post(address, path, body):
     return httpx.post(address + path, json=body, timeout=60).raise_for_status().json()
+
+
+@pytest.mark.parametrize("family", ["Qwen3.5", "Llama", "Mamba-2"])
+def test_a_second_turn_reads_its_own_tokens(tmp_path, family):
+    """Behind 2,100 tokens, and written as if all had been read again, to the bit: after a restart, too."""
+    served = open_served(make_folder(tmp_path / "tiny", family, max_position_embeddings=4096))
+    assert served.key.products == "program-1"
+    first = Request(prompt(2100), 9, Sampling(seed=1), end_ids=NO_ENDS, keep=True)
+    tokens, _, _ = alone(served, first)
+    history = np.concatenate([first.prompt, np.array(tokens, np.int32)])
+    second = Request(np.concatenate([history, prompt(20, seed=1)]), 12, Sampling(seed=2), end_ids=NO_ENDS, keep=True)
+    wanted, logits, _ = alone(served, second)
+    for restart in range(2):
+        store = StateStore(served, folder=tmp_path / "states", memory=10**8)
+        with Engine(served, store=store) as engine:
+            if not restart:
+                [(_, written, _, snapshot)] = answer(engine.submit(first))
+                store.hold("", snapshot)
+                assert written == tokens
+            stream = engine.submit(second)
+            [(_, written, _, snapshot)] = answer(stream)
+            assert stream.usage.cached_tokens >= len(history) - 1
+            assert written == wanted
+            assert torch.equal(snapshot.logits, logits)
+        store.close()
+
+
+def test_states_of_the_old_kind_are_refused_and_kept(tmp_path):
+    """A state that was held by a step over a model's modules: a sentence, no other answer, and its file stays."""
+    served = open_served(make_folder(tmp_path / "tiny", "Llama"))
+    old = replace(served, key=served.key._replace(fingerprint="of modules", products="fused"))
+    for number, model in enumerate((old, served, old)):
+        store = StateStore(model, folder=tmp_path / "states", memory=10**7)
+        try:
+            if number == 0:
+                with Engine(model, store=store) as engine:
+                    request = Request(prompt(40), 3, Sampling(seed=1), end_ids=NO_ENDS, keep=True)
+                    [(_, _, _, snapshot)] = answer(engine.submit(request))
+                held = store.hold("", snapshot).id
+                file = store.export("", held)
+            elif number == 1:
+                with pytest.raises(UnfitState, match="was made with steps of the kind fused; this server has others"):
+                    store.get("", held)
+                with pytest.raises(UnfitState):
+                    store.add("", file)
+            else:
+                assert torch.equal(store.get("", held).logits, snapshot.logits)
+        finally:
+            store.close()
 
 
 @pytest.fixture(scope="module")

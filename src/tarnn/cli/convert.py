@@ -54,9 +54,10 @@ def convert(
     from tarnn.conversion.calibration import ExactKeys
     from tarnn.conversion.convert import check_length
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import context_length, read_rows
+    from tarnn.conversion.rows import most_positions, read_rows
     from tarnn.feature_maps import options_of
     from tarnn.matmul import fast_matmul, product_size
+    from tarnn.tasks.text.pretrained import context_length
 
     described: dict[str, Any] | None = None
     if feature_map != "none":
@@ -68,7 +69,7 @@ def convert(
     model = open_pretrained(checkpoint, converted=False, report=log).to(model_device)
     if model.can_generate():
         check_cache(model)
-    tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length)
+    tokenizer, length = tokenizer_of(checkpoint, model), context_length(most_positions(model), length)
     check_length(length, ExactKeys(window, sinks))
     print_rows(
         {

@@ -66,24 +66,32 @@ def measure(
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
     from tarnn.decoding.logits import OpenedLogits
+    from tarnn.families.by_name import FAMILIES
     from tarnn.json_file import read_json
     from tarnn.matmul import fast_matmul, product_size
     from tarnn.tasks import TASKS
     from tarnn.training.evaluation import evaluate
 
     file = checkpoint / "config.json"
-    types = [*MODEL_TYPES, *(task.model_type for task in TASKS.values())]
-    ours = not file.is_file() or read_json(file).get("model_type") in types
-    model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
+    kind = read_json(file).get("model_type") if file.is_file() else None
+    ours = not file.is_file() or kind in [*MODEL_TYPES, *(task.model_type for task in TASKS.values())]
+    by_program = not ours and isinstance(kind, str) and kind in FAMILIES and device.type == "cpu"
+    by_program = by_program and not is_converted(checkpoint)
+    opened = open_program(checkpoint, sources, options, weights, report) if by_program else None
+    if opened is None:
+        opened = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
+    model, task, about = opened
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
     length = example_length(model.config, task)
-    if weights or (not ours and device.type == "cpu" and not is_converted(checkpoint)):
+    if not isinstance(model, OpenedLogits) and (
+        weights or (not ours and device.type == "cpu" and not is_converted(checkpoint))
+    ):
         model = by_step(model, about["task"], weights, report)
     batch_size = batch_size or rows_at_once(model.config, length)
     batches = task.validation(batch_size)
     track = partial(track_batches, report=report)
     if isinstance(model, OpenedLogits):
-        report(f"tarnn: products of the fused step, {model.opened.weights} weights")
+        report(f"tarnn: products of the {model.opened.about[0]}")
         return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
     with fast_matmul(product_size(model, batch_size * length)) as products:
         report(f"tarnn: float32 products: {products.why}")
@@ -133,27 +141,63 @@ def open_other(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Log
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A causal model of transformers, converted or not, and a text."""
-    from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
+    from tarnn.conversion.evaluation import is_causal_lm
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import context_length
-    from tarnn.data.sources import read_documents
+    from tarnn.conversion.rows import most_positions
 
-    if not sources:
-        raise UserError(f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`.")
-    if wrong := [name for name in ("label_field",) if options[name] is not None]:
-        raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
-    documents = [*read_documents(sources, text_field=options["text_field"] or "text", log=report)]
+    documents = documents_of(checkpoint, sources, options, report)
     model = open_pretrained(checkpoint, text_only=True, report=report).to(device)
     if not is_causal_lm(model):
         raise UserError(
             f"{checkpoint} holds a {type(model).__name__}; of models of transformers `tarnn eval` measures those that guess the "
             "next token (causal language models)."
         )
-    context = context_length(model, options["context"], "--context")
-    task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
-    data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
-    about = {"task": "text", "data": data}
+    tokenizer = tokenizer_of(checkpoint, model)
+    task, about = text_of(tokenizer, documents, most_positions(model), model.config.vocab_size, sources, options)
     return model, task, about | ({"next": next_command("generate", checkpoint)} if is_converted(checkpoint) else {})
+
+
+def open_program(
+    checkpoint: Path, sources: list[str], options: dict[str, Any], weights: Weights | None, report: Log
+) -> tuple[Any, Any, dict[str, Any]] | None:
+    """A model that `open_step` opens without transformers, and a text; None where it does not."""
+    from tarnn.decoding.lm import tokenizer_in
+    from tarnn.decoding.logits import OpenedLogits
+    from tarnn.decoding.opening import open_step
+
+    documents = documents_of(checkpoint, sources, options, report)
+    try:
+        model = OpenedLogits(open_step(checkpoint, weights, report=report))
+    except ValueError as error:  # Refusal, or UserError
+        if weights:
+            raise UserError(f"--weights {weights}: {error}") from error
+        return None
+    limits = model.config
+    tokenizer = tokenizer_in(checkpoint, limits.vocab_size)
+    task, about = text_of(tokenizer, documents, limits.max_position_embeddings, limits.vocab_size, sources, options)
+    return model, task, about
+
+
+def documents_of(checkpoint: Path, sources: list[str], options: dict[str, Any], report: Log) -> list[Any]:
+    """The texts to measure on. UserError where none is named, and for options that are about labels."""
+    from tarnn.data.sources import read_documents
+
+    if not sources:
+        raise UserError(f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`.")
+    if wrong := [name for name in ("label_field",) if options[name] is not None]:
+        raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
+    return [*read_documents(sources, text_field=options["text_field"] or "text", log=report)]
+
+
+def text_of(
+    tokenizer: Any, documents: list[Any], most: int | None, vocab_size: int, sources: list[str], options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The task of a text, and facts about it. most: tokens that the model reads."""
+    from tarnn.tasks.text.pretrained import PretrainedText, context_length
+
+    task = PretrainedText(tokenizer, documents, context_length(most, options["context"], "--context"), vocab_size)
+    data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
+    return task, {"task": "text", "data": data}
 
 
 def example_length(config: Any, task: Any) -> int:

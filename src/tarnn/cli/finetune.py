@@ -37,14 +37,18 @@ def finetune(
     from tarnn.conversion.convert import check_length
     from tarnn.conversion.finetune import check_training, exact_keys
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import calibrated_length, context_length, read_rows
+    from tarnn.conversion.rows import calibrated_length, most_positions, read_rows
     from tarnn.matmul import fast_matmul, product_size
+    from tarnn.tasks.text.pretrained import context_length
     from tarnn.training.callbacks import InterruptedRun
 
     check_training(train, steps, batch_size, learning_rate)
     model_device = pick_device(device)
     model = open_pretrained(checkpoint, converted=True, report=log).to(model_device)
-    tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length or calibrated_length(model))
+    tokenizer, length = (
+        tokenizer_of(checkpoint, model),
+        context_length(most_positions(model), length or calibrated_length(model)),
+    )
     check_length(length, exact_keys(model))
     of_model = model_rows(checkpoint, model, texts, num_texts, length)
     print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows"})

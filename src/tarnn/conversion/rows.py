@@ -13,8 +13,6 @@ from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 from tarnn.log import Log
 
-LONGEST = 4096  # tokens of a row by default: the time of calibration grows with its square
-
 Row = Mapping[str, Tensor]  # what a model is called with: one text
 
 
@@ -83,14 +81,9 @@ def run_model(model: PreTrainedModel, row: Row) -> Any:
     return model(**row, **options)
 
 
-def context_length(model: PreTrainedModel, requested: int | None, option: str = "--length") -> int:
-    """The requested length, or the model's context up to LONGEST. UserError for more than the model reads."""
-    most = getattr(model.config, "max_position_embeddings", None)
-    if requested is not None and most and requested > most:
-        raise UserError(
-            f"{option} {requested:,} is longer than this model's context; expected {most:,} tokens at most."
-        )
-    return requested if requested is not None else min(LONGEST, most or LONGEST)
+def most_positions(model: PreTrainedModel) -> int | None:
+    """Return how many tokens the model reads; None: any number."""
+    return getattr(model.config, "max_position_embeddings", None)
 
 
 def calibrated_length(model: PreTrainedModel) -> int | None:

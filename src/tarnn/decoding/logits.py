@@ -7,13 +7,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tarnn.decoding.opened import Opened
+from tarnn.program.runtime import Runtime
 
 
 class OpenedLogits:
-    """An opened model whose `forward` is its `prefill` from an empty state. Raises ValueError for a step in plain PyTorch."""
+    """An opened model whose `forward` is its `prefill` from an empty state. Raises ValueError for a model's own step."""
 
     def __init__(self, opened: Opened):
-        if opened.weights is None:
+        if opened.weights is None and not isinstance(opened.step, Runtime):
             raise ValueError(f"this model has no fused step: {'; '.join(opened.about)}. Call the model itself.")
         self.opened, self.config = opened, opened.config
         self.device = torch.device("cpu")

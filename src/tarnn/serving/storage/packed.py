@@ -20,11 +20,7 @@ from tarnn.serving.state_info import UnfitState
 
 Field = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor's name, type and shape
 MOST_LAYOUTS = 1024  # a hybrid has another one for each length
-CALLED = {
-    "weights": "weights in the format",
-    "isa": "kernels for the instruction set",
-    "products": "matrix products by",
-}
+CALLED = {"weights": "weights in the format", "isa": "kernels for the instruction set", "products": "steps of the kind"}
 
 
 class Packed(NamedTuple):

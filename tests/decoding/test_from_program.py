@@ -1,0 +1,165 @@
+"""Folders opened by their programs: as the step over a model's modules computes, with the kernels and without."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.open_folders import CONFIGS, make_folder
+
+import tarnn
+from tarnn.decoding import from_program, opening
+from tarnn.decoding.from_program import open_folder as open_by_program
+from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.opening import open_step
+from tarnn.decoding.plan import Refusal
+from tarnn.kernels.cpu import library
+from tarnn.program.plain import PlainRuntime
+from tarnn.program.recording import ProgramError
+from tarnn.program.runtime import Runtime
+
+needs_kernels = pytest.mark.skipif(not library.available(), reason="the compiled kernels can't be used here")
+EQUAL = ("Llama", "Mistral", "Qwen2", "Qwen3")  # to the bit, in float32 and int8: the same sums in the same order
+
+
+@pytest.fixture(scope="module")
+def open_folder(tmp_path_factory):
+    made = {}
+
+    def get(family, dtype=torch.float32):
+        if (family, dtype) not in made:
+            made[family, dtype] = make_folder(tmp_path_factory.mktemp("f") / "tiny", family, dtype)
+        return made[family, dtype]
+
+    return get
+
+
+def ids(b, t, seed=0):
+    return torch.randint(250, (b, t), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(opened, tokens):
+    return opened.prefill(tokens, opened.new_state(*tokens.shape), every=True)[0]
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", CONFIGS)
+def test_it_computes_what_the_modules_step_computes(open_folder, family):
+    program, modules = open_step(open_folder(family)), opening._of_module(open_folder(family), None, None, print)
+    assert (type(program.step), type(modules.step)) == (Runtime, FusedStep)
+    mine, theirs = (logits(x, ids(2, 40)) for x in (program, modules))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0 if family in EQUAL else 5e-6 * float(theirs.abs().max()))
+    facts = ("num_parameters", "config", "end_ids", "pad_id", "key_bytes", "dtype", "weights")
+    assert [getattr(program, x) for x in facts] == [getattr(modules, x) for x in facts]
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", EQUAL)
+def test_int8_is_the_same_too(open_folder, family):
+    program, modules = (
+        open_step(open_folder(family), "int8"),
+        opening._of_module(open_folder(family), "int8", None, print),
+    )
+    assert torch.equal(logits(program, ids(2, 40)), logits(modules, ids(2, 40)))
+
+
+@needs_kernels
+def test_sixteen_bits(open_folder):
+    """bfloat16 stays as it is, float16 becomes float32; a dtype is taken by all weights."""
+    narrow = open_step(open_folder("Qwen3", torch.bfloat16))
+    assert (narrow.dtype, narrow.weights) == (torch.bfloat16, "bfloat16")
+    half = open_step(open_folder("Qwen3", torch.float16))
+    assert (half.dtype, half.weights) == (torch.float16, "float32")
+    cast = open_step(open_folder("Qwen3"), dtype=torch.bfloat16)
+    assert (cast.dtype, cast.weights) == (torch.bfloat16, "bfloat16")
+    assert torch.equal(logits(cast, ids(1, 9)), logits(narrow, ids(1, 9)))
+    assert cast.fingerprint == narrow.fingerprint
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3.5", "Mamba-2"])
+def test_without_kernels_the_definition_computes(open_folder, family, tmp_path, monkeypatch):
+    """The same numbers to rounding; states are the same values, also in files; a line says why it is slow."""
+    compiled = tarnn.load(open_folder(family)) if library.available() else None
+    monkeypatch.setattr(library, "available", lambda: False)
+    plain = tarnn.load(open_folder(family))
+    assert isinstance(plain.opened.step, PlainRuntime)
+    assert plain.opened.weights is None
+    assert "no fused step: the compiled kernels can't be used" in plain.opened.about[1]
+    whole = plain.read("Call me Ishmael")
+    stepped = plain.read("Call me")
+    for token in plain.ids(" Ishmael", starts=False)[:, None]:
+        step, stepped = plain.step(token, stepped)
+    torch.testing.assert_close(step, whole.logits, rtol=1e-5, atol=1e-5)
+    assert "".join(plain.generate(" ", state=stepped, max_new_tokens=4, temperature=0))
+    with pytest.raises(Refusal, match="there is no fused step"):
+        open_step(open_folder(family), "int8")
+    if compiled is not None:
+        plain.save(whole, tmp_path / "s")
+        after = compiled.read("!", compiled.open_state(tmp_path / "s")).logits
+        torch.testing.assert_close(after, plain.read("!", whole).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_and_rows_without_kernels(open_folder):
+    """Rows of several lengths, with padding anywhere, give what each gives alone, and full caches are refused."""
+    opened = open_by_program(open_folder("Llama"), plain=True)
+    tokens = ids(2, 5)
+    mask = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 1]])
+    every, state = opened.step.prefill(tokens, opened.new_state(2, 5), mask, every=True)
+    alone, _ = opened.prefill(tokens[:1, [0, 2, 3]], opened.new_state(1, 3), every=True)
+    torch.testing.assert_close(every[0, [0, 2, 3]], alone[0], rtol=1e-5, atol=1e-5)
+    assert state.position.tolist() == [3, 1]
+    _, state = opened.prefill(ids(2, 2), state)
+    with pytest.raises(ValueError, match="cache is full"):
+        opened.step(torch.tensor([1, 1]), state)
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["Llama", "Qwen3.5"])
+def test_what_the_kernels_lack(open_folder, family, monkeypatch):
+    """Where a program has an instruction that they don't, modules compute; without them its definition."""
+
+    def refuse(*arguments):
+        raise ProgramError("the runtime has no instruction hybrid")
+
+    monkeypatch.setattr(from_program, "Runtime", refuse)
+    expected = logits(open_step(open_folder(family)), ids(1, 9))
+    monkeypatch.setattr("tarnn.conversion.causal.OPEN", {})
+    opened = open_step(open_folder(family))
+    assert isinstance(opened.step, PlainRuntime)
+    torch.testing.assert_close(logits(opened, ids(1, 9)), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(Refusal, match="lack an instruction"):
+        open_step(open_folder(family), "int8")
+
+
+def test_the_fingerprint_is_of_weights_and_config(open_folder, tmp_path):
+    """It changes with one number of one weight and with the config, and not with the place or what others add to the config."""
+    first = open_step(open_folder("Qwen2")).fingerprint
+    folder = shutil.copytree(open_folder("Qwen2"), tmp_path / "copy")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "9", "use_cache": False}))
+    assert open_step(folder).fingerprint == first
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    other = open_step(folder).fingerprint
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] += 1e-7 + weights["model.norm.weight"][3].abs() * 1e-6
+    save_file(weights, folder / "model.safetensors")
+    assert len({first, other, open_step(folder).fingerprint}) == 3
+
+
+def test_tied_weights_are_counted_once(open_folder, tmp_path):
+    folder = shutil.copytree(open_folder("Qwen2"), tmp_path / "copy")
+    weights = load_file(folder / "model.safetensors")
+    before = open_step(folder)
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
+    after = open_step(folder)
+    assert after.num_parameters == before.num_parameters == sum(x.numel() for x in weights.values())
+    assert (after.num_bytes, after.fingerprint) == (before.num_bytes, before.fingerprint)
+
+
+def test_weights_of_other_parts_are_named(open_folder):
+    said = []
+    for family in ("Llama", "Qwen3.5 with images"):
+        tarnn.load(open_folder(family), report=said.append)
+    assert ["does not use: model.visual" in line for line in said] == [True]
