@@ -118,6 +118,7 @@ MAY_OPEN = {
     "families/weights.py",  # any family's, mapped
     "weight_files.py",  # headers
     "data/saved_tokenizer.py",
+    "decoding/packed_file.py",  # what `tarnn pack` wrote, mapped
     "data/tensor_file.py",  # states and caches, which are no checkpoints
     "training/checkpoints.py",  # a run's own, before it is resumed
     "huggingface/backbone.py",  # what others call

@@ -16,7 +16,10 @@ def is_converted(folder: Path) -> bool:
 
 
 def of_tarnn(checkpoint: Path) -> bool:
-    """Return False for the folder of a model of transformers, converted or not; True for all else, a missing one too."""
+    """Return False for the folder of a model of transformers, converted or not, and for a file, which is a packed model; True
+    for all else, a missing one too."""
+    if checkpoint.is_file():
+        return False
     file = checkpoint / "config.json"
     model_type = read_json(file).get("model_type") if file.is_file() else None
     return model_type is None or model_type in MODEL_TYPES

@@ -26,7 +26,8 @@ def eval(
     checkpoint: Annotated[
         Path,
         Argument(
-            metavar="RUN", help="A folder of `tarnn train` or `tarnn convert`, or a causal model of transformers."
+            metavar="RUN",
+            help="A folder of `tarnn train` or `tarnn convert`, a causal model of transformers, or a packed file.",
         ),
     ],
     data: Annotated[list[str] | None, Argument(metavar="[DATA]...", help=SOURCES, show_default=False)] = None,
@@ -76,7 +77,7 @@ def measure(
     kind = read_json(file).get("model_type") if file.is_file() else None
     ours = not file.is_file() or kind in [*MODEL_TYPES, *(task.model_type for task in TASKS.values())]
     by_program = not ours and isinstance(kind, str) and kind in FAMILIES and device.type == "cpu"
-    by_program = by_program and not is_converted(checkpoint)
+    by_program = checkpoint.is_file() or (by_program and not is_converted(checkpoint))
     opened = open_program(checkpoint, sources, options, weights, report) if by_program else None
     if opened is None:
         opened = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
@@ -171,6 +172,8 @@ def open_program(
     except ValueError as error:  # Refusal, or UserError
         if weights:
             raise UserError(f"--weights {weights}: {error}") from error
+        if checkpoint.is_file():
+            raise
         return None
     limits = model.config
     tokenizer = tokenizer_in(checkpoint, limits.vocab_size)

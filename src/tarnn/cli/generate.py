@@ -29,7 +29,9 @@ text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", 
 
 
 def generate(
-    checkpoint: Annotated[Path, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")],
+    checkpoint: Annotated[
+        Path, Argument(help="A checkpoint folder, as `tarnn train --out` writes it, or a file of `tarnn pack`.")
+    ],
     task: Annotated[
         Literal["text", "image"] | None, Option(help="What the model makes; the checkpoint knows it.")
     ] = None,

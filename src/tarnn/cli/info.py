@@ -19,7 +19,9 @@ Weights = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 def info(
-    checkpoint: Annotated[Path | None, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")] = None,
+    checkpoint: Annotated[
+        Path | None, Argument(help="A checkpoint folder, as `tarnn train --out` writes it, or a file of `tarnn pack`.")
+    ] = None,
     lengths: Annotated[
         str | None,
         Option(

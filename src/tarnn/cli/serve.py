@@ -18,7 +18,9 @@ access, states, limits = (partial(Option, rich_help_panel=heading) for heading i
 
 
 def serve(
-    runs: Annotated[list[Path], Argument(help="Checkpoint folders; a model is called by its folder's name.")],
+    runs: Annotated[
+        list[Path], Argument(help="Checkpoint folders, or files of `tarnn pack`; models are called by their names.")
+    ],
     weights: Annotated[
         Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: as saved).")
     ] = None,
@@ -63,7 +65,7 @@ def serve(
     """
     from tarnn.serving.http.server import Server, address_of, bind  # first: it needs what the extra brings
 
-    names = [run.resolve().name for run in runs]
+    names = [run.resolve().stem if run.is_file() else run.resolve().name for run in runs]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"two folders are called {twice[0]}, and a model goes by its folder's name. Rename one.")
     import torch

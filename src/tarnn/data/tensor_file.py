@@ -7,6 +7,7 @@ everything else. Files of other versions are refused.
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from tarnn._version import __version__
 from tarnn.errors import UserError
 
+Buffer = bytes | memoryview
 FORMAT, VERSION = "tarnn.state", "3"
 OLD_FORMAT = "tarnn.cache"  # of the caches of converted models, once
 
@@ -139,21 +141,23 @@ def read_safetensors(path: str | Path, what: str, remedy: str) -> tuple[dict[str
         raise UserError(f"{path} is no {what} file, or one that was cut short ({error}). {remedy}") from error
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write `data` to `path`, all of it or nothing: what was there stays as it is until the new file is complete.
+def write_atomically(path: str | Path, data: bytes | Iterable[Buffer]) -> None:
+    """Write `data`, or its parts, to `path`, all of it or nothing: what was there stays as it is until the new file is complete.
 
     Written beside it, flushed to the disk, then renamed over it. What is no regular file (a pipe, a device)
     is written to directly. Raises OSError: full disk, no such folder, no permission.
     """
-    target = Path(os.path.realpath(path))
+    target, parts = Path(os.path.realpath(path)), (data,) if isinstance(data, bytes) else data
     if target.exists() and not target.is_file():
         with open(target, "wb", buffering=0) as file:
-            write_all(file, data)
+            for part in parts:
+                write_all(file, part)
         return
     beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with open(beside, "wb", buffering=0) as file:
-            write_all(file, data)
+            for part in parts:
+                write_all(file, part)
             os.fsync(file.fileno())
         os.replace(beside, target)
     except BaseException:
@@ -161,7 +165,7 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         raise
 
 
-def write_all(file, data: bytes) -> None:
+def write_all(file, data: Buffer) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -16,6 +16,7 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.caches import copy_of
 from tarnn.decoding.description import facts_of
 from tarnn.decoding.draws import Sampling, row_sampler
+from tarnn.decoding.from_packed import tokenizer_of_packed
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.opened import Opened
 from tarnn.decoding.opening import open_step
@@ -251,7 +252,7 @@ def load(
     report: Log = silent,
     **opening: Any,
 ) -> LM:
-    """Open a language model to run it: a folder in Hugging Face's layout, or a model that lives already.
+    """Open a language model to run it: a folder in Hugging Face's layout, a packed file, or a model that lives already.
 
         lm = tarnn.load("Qwen3.5-0.8B", weights="int8")
 
@@ -269,7 +270,10 @@ def load(
 
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Any:
-    """Open the tokenizer of a folder; one without, for 256 tokens, is of bytes. Raises UserError where there is none."""
+    """Open the tokenizer of a folder or a packed file; one without, for 256 tokens, is of bytes. Raises UserError where there is
+    none."""
+    if folder.is_file():
+        return tokenizer_of_packed(folder, vocab_size)
     if vocab_size == 256 and not (folder / "tokenizer.json").is_file():
         return SavedTokenizer(byte_tokenizer().backend_tokenizer, None, None)
     return open_tokenizer(folder)

@@ -15,6 +15,7 @@ from torch import nn
 from tarnn.checkpoint_keys import CONVERTED, MODEL_TYPES
 from tarnn.decoding.choice import fastest_step
 from tarnn.decoding.contents import OfModule
+from tarnn.decoding.from_packed import open_packed
 from tarnn.decoding.from_program import open_folder, text_fields
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
@@ -43,7 +44,7 @@ def open_step(
     track: Callable[[Any, int], Any] = lambda steps, total: steps,
     report: Log = silent,
 ) -> Opened:
-    """Open the model in a folder, or one that lives already.
+    """Open the model in a folder or in a packed file, or one that lives already.
 
     weights: how the step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved, float16 as float32.
     dtype: of the opened weights; None: as saved. device, track: as `open_model` takes them, for models that a step in plain
@@ -57,6 +58,8 @@ def open_step(
     if isinstance(source, nn.Module):
         return _of_own(source, weights) if isinstance(source, TextModel) else _of_transformers(source, weights)
     folder = Path(source)
+    if folder.is_file():
+        return open_packed(folder, weights)
     fields = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if fields.get("model_type", "tarnn") in MODEL_TYPES:
         from tarnn.tasks.checkpoint import GENERATED, open_model

@@ -39,12 +39,12 @@ class Runtime:
 
     weights: float32 | bfloat16 | int8 | int4, how the matrices of products are kept; sums and states are float32. With int8 and
     int4 the rows that a product reads become bytes too, and the head and exact products are bfloat16. Several threads may call it
-    at once, each with a state of its own.
+    at once, each with a state of its own. packed: the program as `pack` returned it before; only its outline is read then.
 
     Raises Unavailable, a RuntimeError, where the kernels can't be used, and ValueError for an unknown format.
     """
 
-    def __init__(self, program: Program, weights: str = "float32"):
+    def __init__(self, program: Program, weights: str = "float32", packed: Packed | None = None):
         if not library.available():
             raise Unavailable(f"the compiled kernels can't be used: {library.status().why}")
         if getattr(torch.ops.tarnn_cpu, "program_version", int)() != VERSION:
@@ -53,7 +53,7 @@ class Runtime:
             )
         self.program, self.weights = program, weights
         with torch.no_grad():
-            self.packed: Packed = pack(program, weights)
+            self.packed: Packed = pack(program, weights) if packed is None else packed
         self._handle = torch.ops.tarnn_cpu.program_open(*self.packed)
         finalize(self, torch.ops.tarnn_cpu.program_close, self._handle)
         self.num_outputs = program.num_outputs
