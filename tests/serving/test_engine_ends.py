@@ -160,7 +160,7 @@ def test_what_can_not_be_is_refused(served, request_, sentence):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sentence"), [("wide", r"logits are \(1, 257\)"), ("log-weighted", "the fused step takes states")]
+    ("kind", "sentence"), [("wide", r"logits are \(1, 257\)"), ("log-weighted", "expected LinearState with S")]
 )
 def test_a_state_of_another_model_is_refused(engine, served, kind, sentence):
     begin = answer(engine(kind).submit(Request(np.array([255]), 0, keep=True)))[0][3]

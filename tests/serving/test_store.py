@@ -133,7 +133,11 @@ def test_files_of_others_are_refused_by_name(linear):
     snapshot = snapshot_after(linear, TOKENS)
     store = StateStore(linear)
     data = store.export("a", store.hold("a", snapshot).id)
-    wants = {"weights": "weights in the format float32", "isa": "instruction set avx2", "products": "products by fused"}
+    wants = {
+        "weights": "weights in the format float32",
+        "isa": "instruction set avx2",
+        "products": "steps of the kind fused",
+    }
     for name, sentence in wants.items():
         with pytest.raises(UnfitState, match=f"made with .*{sentence}; this server has other"):
             StateStore(served(**{name: "other"})).add("a", data)

@@ -32,7 +32,7 @@ NOT_THE_FUNCTION = {
 def fingerprint(model: PreTrainedModel) -> str:
     """SHA-256 over all weights, the attention that runs, and the config, except keys that don't change the function."""
     config = {key: x for key, x in model.config.to_dict().items() if key not in NOT_THE_FUNCTION}
-    return fingerprint_of(model, config | {"attention": model.config._attn_implementation})
+    return fingerprint_of(model.state_dict(), config | {"attention": model.config._attn_implementation})
 
 
 def save_cache(path: str | Path, model: PreTrainedModel, cache: Cache) -> int:

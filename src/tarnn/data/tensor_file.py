@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as of_bytes, save as to_bytes
-from torch import Tensor, nn
+from torch import Tensor
 
 from tarnn._version import __version__
 from tarnn.errors import UserError
@@ -105,10 +105,10 @@ def checked(
     return StateFile(tensors, metadata)
 
 
-def fingerprint_of(model: nn.Module, config: dict[str, Any]) -> str:
+def fingerprint_of(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
     """SHA-256 over a config and all weights: name, shape, bits."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    return add_tensors(digest, model.state_dict()).hexdigest()
+    return str(add_tensors(digest, tensors).hexdigest())
 
 
 def checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:

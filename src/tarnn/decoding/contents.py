@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.data.tensor_file import add_tensors, fingerprint_of
-from tarnn.decoding.state_file import fingerprint
+from tarnn.decoding.state_file import facts_of, fingerprint
 from tarnn.models.backbone import TextModel
 
 # keys of a config that say nothing of the function
@@ -55,7 +55,7 @@ class OfModule:
         if isinstance(self.model, TextModel):
             return fingerprint(self.model)
         config: Any = self.model.config
-        return fingerprint_of(self.model, of_the_function(config.to_diff_dict()))
+        return fingerprint_of(self.model.state_dict(), of_the_function(config.to_diff_dict()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +79,21 @@ class OfFolder:
 
     def fingerprint(self) -> str:
         return hash_of(self.tensors, of_the_function(self.fields))
+
+
+@dataclass(frozen=True, eq=False)
+class OfOwnFolder(OfFolder):
+    """Those of one of tarnn's own models; its fingerprint is the one that the model in PyTorch has. model: without numbers."""
+
+    model: TextModel
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(x.numel() for x in self.model.parameters())
+
+    def fingerprint(self) -> str:
+        tied = {name: self.tensors[source] for name, source in self.model.tied.items()}
+        return fingerprint_of({**self.tensors, **tied}, facts_of(self.model.config))
 
 
 def of_the_function(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,18 +5,23 @@ from typing import Any
 
 import torch
 
-from tarnn.decoding.contents import OfFolder
+from tarnn.decoding.contents import OfFolder, OfOwnFolder
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.plan import Refusal
 from tarnn.families.by_name import family_of
 from tarnn.families.config import FILE as CONFIG, Config
+from tarnn.families.own.text import checked
 from tarnn.families.weights import Weights
 from tarnn.json_file import read_json
 from tarnn.log import Log, silent
+from tarnn.models.backbone import TextModel
+from tarnn.models.config import ModelConfig
+from tarnn.models.meta_device import build_on_meta
 from tarnn.program.instructions import Program, StateSpec
 from tarnn.program.plain import PlainRuntime
 from tarnn.program.runtime import Runtime, Unavailable
 
+OWN = "tarnn"  # the model_type of tarnn's own models of text
 LISTED = 3  # names of tensors that are of other parts
 
 
@@ -46,7 +51,7 @@ def open_folder(
     step, about = runtime_of(program, weights or default_format(saved), required=weights is not None, plain=plain)
     names = fields.get("architectures")
     return Opened(
-        contents=OfFolder(tensors.used(), fields),
+        contents=contents_of(folder, config, tensors, fields),
         step=step,
         prefill=step.prefill,
         new_state=step.new_state,
@@ -58,6 +63,14 @@ def open_folder(
         key_bytes=key_bytes(program) * saved.itemsize,
         about=about,
     )
+
+
+def contents_of(folder: Path, config: Config, tensors: Weights, fields: dict[str, Any]) -> OfFolder:
+    """Return what was opened; tarnn's own models have parameters and a fingerprint as in PyTorch."""
+    if config.model_type != OWN:
+        return OfFolder(tensors.used(), fields)
+    record = checked(Config.read(folder), ModelConfig, "TarnnForCausalLM")
+    return OfOwnFolder(tensors.used(), fields, build_on_meta(TextModel, record))
 
 
 def text_fields(fields: dict[str, Any], place: str) -> Config:

@@ -16,7 +16,7 @@ from tarnn.checkpoint_keys import CONVERTED, MODEL_TYPES
 from tarnn.decoding.choice import fastest_step
 from tarnn.decoding.contents import OfModule
 from tarnn.decoding.from_packed import open_packed
-from tarnn.decoding.from_program import open_folder, text_fields
+from tarnn.decoding.from_program import OWN, open_folder, text_fields
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
 from tarnn.decoding.opened import Limits, Opened
@@ -61,7 +61,11 @@ def open_step(
     if folder.is_file():
         return open_packed(folder, weights)
     fields = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if fields.get("model_type", "tarnn") in MODEL_TYPES:
+    if fields.get("model_type") == OWN and torch.device(device).type == "cpu":
+        opened = _own_by_program(folder, fields, weights, dtype)
+        if opened is not None:
+            return opened
+    if fields.get("model_type", OWN) in MODEL_TYPES:
         from tarnn.tasks.checkpoint import GENERATED, open_model
 
         model = open_model(folder, tasks=GENERATED, dtype=dtype, device=device, track=track)
@@ -75,6 +79,19 @@ def open_step(
     if isinstance(kind := fields.get("model_type"), str) and kind in FAMILIES:
         return _as_folder_says(_of_program(folder, fields, weights, dtype, report), folder, fields)
     return _as_folder_says(_of_module(folder, weights, dtype, report), folder, fields)
+
+
+def _own_by_program(
+    folder: Path, fields: dict[str, Any], weights: str | None, dtype: torch.dtype | None
+) -> Opened | None:
+    """Open one of tarnn's own models compiled; None where it can't be, and the model in PyTorch runs, or says what is wrong."""
+    try:
+        opened = open_folder(folder, weights, dtype=dtype)
+    except ValueError:  # UserError, Refusal, or ProgramError
+        return None
+    if opened.weights is None or opened.dtype.itemsize > torch.float32.itemsize:
+        return None
+    return _as_folder_says(opened, folder, fields)
 
 
 def _of_program(

@@ -38,8 +38,13 @@ LATER = {
 
 def fingerprint(model: TextModel) -> str:
     """SHA-256 over all weights and the config, except keys that don't change the function."""
-    config = {x.name: getattr(model.config, x.name) for x in fields(ModelConfig) if x.name not in NOT_THE_FUNCTION}
-    return fingerprint_of(model, {k: x for k, x in config.items() if k not in LATER or x != LATER[k]})
+    return fingerprint_of(model.state_dict(), facts_of(model.config))
+
+
+def facts_of(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys of a config that change the function, with their values."""
+    chosen = {x.name: getattr(config, x.name) for x in fields(ModelConfig) if x.name not in NOT_THE_FUNCTION}
+    return {k: x for k, x in chosen.items() if k not in LATER or x != LATER[k]}
 
 
 def key_of(model: Any) -> str:

@@ -85,6 +85,7 @@ def check_state(state: ModelState, program: Program, rows: int, counts: Sequence
         wanted = RowCaches if kind == "KVCache" else class_of(kind)
         parts = [(x, 1) for x in caches] if kind == "KVCache" else [(layer, rows)]
         fits = type(layer) is wanted and len(parts) == (rows if kind == "KVCache" else 1)
+        fits = fits and (kind == "HybridState" or _names(layer) <= {spec.name for spec in specs})
         if not fits or not all(_fits(getattr(x, spec.name), spec, n, x) for x, n in parts for spec in specs):
             shapes = ", ".join(f"{x.name} {(rows, *x.shape)}" for x in specs)
             raise ValueError(
@@ -132,6 +133,11 @@ def layers_of(program: Program) -> Iterator[tuple[str, list[StateSpec]]]:
     """Each layer's kind and tensors."""
     for i, kind in enumerate(program.layers):
         yield kind, [x for x in program.states if x.layer == i]
+
+
+def _names(layer: State) -> set[str]:
+    """The tensors of a layer's state itself."""
+    return {name for name, x in vars(layer).items() if isinstance(x, Tensor)}
 
 
 def _zeros(spec: StateSpec, capacity: int, dtype: torch.dtype) -> Tensor:
