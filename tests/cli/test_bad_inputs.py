@@ -244,11 +244,15 @@ def options(good, tmp_path):
         "convert": [out, *few, "--window", 8, "--features", 4],
         "finetune": [out, *few, "--steps", 1, "--batch-size", 1],
         "show": ["--input", "the cat", "--out", out],
-        "eval": [text],
+        "eval": [text, "--quiet"],
         "predict": ["the <|mask|> sat"],
         "info": [],
         "generate": ["--prompt", "x", "--max-new-tokens", 2, "--quiet"],
     }
+
+
+# what a model opened by its program does without: the type that config.json names, the class of the tokenizer
+UNREAD = {"config: dtype of nobody", "config: dtype a number", "tokenizer: of another class, that has no [UNK]"}
 
 
 @pytest.mark.parametrize(("command", "case"), CASES, ids=lambda x: x)
@@ -256,7 +260,7 @@ def test_a_damaged_folder(good, options, tmp_path, capsys, command, case):
     kind, cases = MET[command]
     folder = shutil.copytree(good / kind, tmp_path / "copy")
     cases[case](folder)
-    if kind == "ours":
+    if kind == "ours" or (command == "eval" and case in UNREAD):
         may_work(capsys, command, folder, *options[command], says=SAID.get(case, "") if command == "generate" else "")
     else:
         run(capsys, command, folder, tmp_path / "out", *options[command])

@@ -12,12 +12,15 @@ import tarnn
 from tarnn.decoding import from_program, opening
 from tarnn.decoding.from_program import open_folder as open_by_program
 from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.lm import LM
 from tarnn.decoding.opening import open_step
 from tarnn.decoding.plan import Refusal
 from tarnn.kernels.cpu import library
+from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.program.plain import PlainRuntime
 from tarnn.program.recording import ProgramError
 from tarnn.program.runtime import Runtime
+from tarnn.tasks.checkpoint import open_model
 
 needs_kernels = pytest.mark.skipif(not library.available(), reason="the compiled kernels can't be used here")
 EQUAL = ("Llama", "Mistral", "Qwen2", "Qwen3")  # to the bit, in float32 and int8: the same sums in the same order
@@ -130,6 +133,47 @@ def test_what_the_kernels_lack(open_folder, family, monkeypatch):
     torch.testing.assert_close(logits(opened, ids(1, 9)), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(Refusal, match="lack an instruction"):
         open_step(open_folder(family), "int8")
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("choices", "atol"),
+    [({}, 0), ({"attention": ["linear", "softmax"]}, 0), ({"decay": "head", "feature_map": "sderf"}, 1e-5)],
+)
+def test_own_models_keep_their_fingerprint(choices, atol, tmp_path):
+    """Numbers, ends and states are those of the step over the model's modules: a state of one goes on in the other."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
+    TarnnForCausalLM(TarnnConfig(vocab_size=256, eos_token_id=10, **sizes | choices)).save_pretrained(tmp_path)
+    program, modules = open_step(tmp_path), open_step(open_model(tmp_path))
+    assert (type(program.step), type(modules.step)) == (Runtime, FusedStep)
+    facts = (
+        "num_parameters",
+        "num_bytes",
+        "fingerprint",
+        "config",
+        "end_ids",
+        "pad_id",
+        "key_bytes",
+        "dtype",
+        "weights",
+    )
+    assert [getattr(program, x) for x in facts] == [getattr(modules, x) for x in facts]
+    torch.testing.assert_close(logits(program, ids(2, 40)), logits(modules, ids(2, 40)), rtol=0, atol=atol)
+    first, second = tarnn.load(tmp_path), LM(modules, tarnn.load(tmp_path).tokenizer)
+    for mine, other in ((first, second), (second, first)):
+        state = mine.read("Call me")
+        mine.save(state, tmp_path / "s")
+        after = other.read(" x", other.open_state(tmp_path / "s")).logits
+        torch.testing.assert_close(after, mine.read(" x", state).logits, rtol=0, atol=atol)
+
+
+def test_own_models_that_do_not_run_compiled_run_in_pytorch(tmp_path, monkeypatch):
+    TarnnForCausalLM(TarnnConfig(vocab_size=256, hidden_size=32, num_attention_heads=4)).save_pretrained(tmp_path)
+    monkeypatch.setattr(library, "available", lambda: False)
+    opened = open_step(tmp_path)
+    assert opened.weights is None
+    assert not isinstance(opened.step, Runtime)
 
 
 def test_the_fingerprint_is_of_weights_and_config(open_folder, tmp_path):

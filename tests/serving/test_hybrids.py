@@ -41,11 +41,15 @@ def test_a_snapshot_stays_what_it_was(engine, served):
     assert same(pool.snapshot(0, snapshot.tokens), model.step(torch.tensor([8]), ends[1])[1])
 
 
-def test_a_padded_state_is_refused(engine, served):
+def test_padding_leaves_no_keys(engine, served):
+    """A padded prompt's state is that of its tokens; one with other keys than tokens is refused."""
     one, model = engine("hybrid"), served("hybrid")
     [(_, _, _, snapshot)] = answer(one.submit(Request(prompt(4), 0, keep=True)))
     ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 1]])
-    logits, padded = model.step.prefill(ids, model.model.new_state(1, 3), mask)
-    for state in (padded, replace(snapshot.state, position=snapshot.state.position - 1)):
-        with pytest.raises(ValueError, match="has a key for each of its tokens and no padding"):
-            one.submit(Request(max_tokens=1, begin=replace(snapshot, state=state, logits=logits)))
+    _, padded = model.step.prefill(ids, model.model.new_state(1, 3), mask)
+    _, alone = model.step.prefill(ids[:, 1:], model.model.new_state(1, 3))
+    for x, y in zip(padded.tensors().values(), alone.tensors().values(), strict=True):
+        assert torch.equal(x, y)
+    state = replace(snapshot.state, position=snapshot.state.position - 1)
+    with pytest.raises(ValueError, match="as many keys as they have seen tokens"):
+        one.submit(Request(max_tokens=1, begin=replace(snapshot, state=state)))

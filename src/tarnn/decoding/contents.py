@@ -83,7 +83,7 @@ class OfFolder:
 
 @dataclass(frozen=True, eq=False)
 class OfOwnFolder(OfFolder):
-    """Those of one of tarnn's own models; its fingerprint is the one that the model in PyTorch has. model: without numbers."""
+    """Tensors of one of tarnn's own models, with the fingerprint that it has in PyTorch. model: without numbers."""
 
     model: TextModel
 
