@@ -35,6 +35,7 @@ using ParallelFunc = void (*)(std::int64_t begin, std::int64_t end, void* contex
   X(aoti_torch_get_stride, (AtenTensorHandle, std::int64_t axis, std::int64_t*))                                           \
   X(aoti_torch_get_dtype, (AtenTensorHandle, std::int32_t*))                                                               \
   X(aoti_torch_dtype_int64, ())                                                                                            \
+  X(aoti_torch_dtype_float32, ())                                                                                          \
   X(aoti_torch_dtype_float64, ())                                                                                          \
   X(aoti_torch_dtype_bfloat16, ())                                                                                         \
   X(aoti_torch_dtype_float16, ())                                                                                          \
@@ -86,6 +87,13 @@ class Tensor {
   Index stride(Index axis) const { return ask<Index>(aoti_torch_get_stride, "aoti_torch_get_stride", axis); }
   const void* const_data_ptr() const { return ask<const void*>(torch_get_const_data_ptr, "torch_get_const_data_ptr"); }
   bool has_int64() const { return ask<std::int32_t>(aoti_torch_get_dtype, "aoti_torch_get_dtype") == aoti_torch_dtype_int64(); }
+  bool has_float32() const { return ask<std::int32_t>(aoti_torch_get_dtype, "aoti_torch_get_dtype") == aoti_torch_dtype_float32(); }
+  bool is_contiguous() const {
+    Index expected = 1;
+    for (Index i = dim() - 1; i >= 0; expected *= size(i--))
+      if (size(i) != 1 && stride(i) != expected) return numel() == 0;
+    return true;
+  }
   void* mutable_data_ptr() const { return ask<void*>(torch_get_mutable_data_ptr, "torch_get_mutable_data_ptr"); }
 
   /// float32 for all that is none of the other three: masks and lengths are read as what they are.

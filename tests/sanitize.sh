@@ -2,8 +2,8 @@
 # The compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a library of their own in build/sanitize,
 # and the tests that run it, in one process; and the threads of a fused step under ThreadSanitizer. The first finding ends it.
 #
-#   tests/sanitize.sh            threads; 3,000 drawn calls, tests of kernels, ops and prompts, with each instruction set  (make nightly)
-#   tests/sanitize.sh --short    threads; 300 drawn calls, tests of prompts, with the richest one
+#   tests/sanitize.sh            threads; 3,000 drawn calls, tests of kernels, ops, programs and prompts, with each instruction set  (make nightly)
+#   tests/sanitize.sh --short    threads; 300 drawn calls, tests of prompts and damaged programs, with the richest one
 #   tests/sanitize.sh -k packed  what pytest is told
 #
 # PYTHON, CMAKE and CXX name other programs. It takes GCC on Linux: the sanitizers have to be there before Python is.
@@ -56,7 +56,7 @@ drawn() {
 }
 
 case "${1:-}" in
-    --short) drawn 300 && suite tests/decoding/fused/test_prefill.py ;;
+    --short) drawn 300 && suite tests/decoding/fused/test_prefill.py tests/program/test_damaged_programs.py ;;
     "") some=
         for isa in baseline avx2 avx512 avx512bf16; do
             if ! TARNN_ISA=$isa sanitized -c 'from tarnn.kernels.cpu import library; library.status()' 2> /dev/null; then
@@ -64,7 +64,7 @@ case "${1:-}" in
             fi
             echo "sanitize: $isa" && some=$isa
             TARNN_ISA=$isa drawn 3000
-            TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused tests/decoding/test_draws.py "${whole_models[@]}"
+            TARNN_ISA=$isa suite tests/kernels tests/ops tests/program tests/decoding/fused tests/decoding/test_draws.py "${whole_models[@]}"
         done
         [[ -n $some ]] || { echo "sanitize: this processor has none of the library's instruction sets"; exit 1; } ;;
     *) suite "$@" ;;

@@ -20,7 +20,7 @@ class Checks {
     for (const Instruction& x : phase_.before) one(x, Place::unit);
     for (const Instruction& x : phase_.after) one(x, Place::unit);
     for (const Instruction& x : phase_.rows) one(x, Place::rows);
-    if ((!phase_.before.empty() || !phase_.after.empty()) && !has_units()) wrong("a phase without units has instructions for them");
+    if ((!phase_.before.empty() || !phase_.after.empty() || phase_.units != 1) && !has_units()) wrong("a phase without units has instructions for them");
   }
 
  private:
@@ -31,14 +31,15 @@ class Checks {
   void one(const Instruction& x, Place place) {
     const bool of_rows = x.kind >= Kind::first_of_rows;
     if (of_rows != (place != Place::spreading)) wrong("it stands at another place than its kind");
+    const bool whole_rows = x.kind == Kind::embed || x.kind == Kind::angles || x.kind == Kind::to_bytes;
+    if (whole_rows && place != Place::rows) wrong("units have a part of a row, and it wants all");
+    if (x.kind == Kind::filter_rows && (place != Place::unit || phase_.op.kind == Kind::softmax)) wrong("rows that are filtered do not come one after the other");
     const bool units = place == Place::unit || (place == Place::spreading && has_units());
     for (std::size_t i = 0; i < x.operands.size(); ++i) operand(x, x.operands[i], static_cast<Index>(i) < x.outputs, units);
     Instruction whole = x;  // a thread's own memory holds the heads of one unit
-    for (Operand& o : whole.operands)
-      if (is_own(o)) o.heads *= phase_.units;
+    for (Operand& o : whole.operands) o.heads = heads_of_all(o, p_, phase_.units);
     kind(whole);
   }
-  bool is_own(const Operand& o) const { return p_.slots[static_cast<std::size_t>(o.slot)].of == Slot::Of::own; }
 
   void kind(const Instruction& x) const {
     switch (x.kind) {
@@ -70,8 +71,9 @@ class Checks {
     const Slot::Of of = p_.slots[static_cast<std::size_t>(o.slot)].of;
     if (of == Slot::Of::bytes && !(x.kind == Kind::to_bytes && written)) wrong("it reads numbers from a slot of bytes");
     if (of == Slot::Of::own && !units) wrong("it stands outside of units, and uses a thread's own memory");
+    if (of == Slot::Of::own && phase_.op.kind == Kind::softmax) wrong("a thread's own memory does not last from a key to its queries");
+    if (of == Slot::Of::own && o.size() > Reader::largest / phase_.units) wrong("its units have too much memory together");
     if (!units || of == Slot::Of::own) return;
-    if (x.kind == Kind::rotate && !written && &o == &x.operands.back()) return;  // angles, which all share
     if (o.heads % phase_.units && (written || phase_.units % o.heads)) wrong("its heads do not fit the units");
   }
 
@@ -221,7 +223,7 @@ class Checks {
     same(x.in(), x.out());
     const Index half = whole(x.integer(0), 1, x.in().width / 2);
     whole(x.integer(1), 0, 1);
-    need(x.in(1).size() == 2 * half, "its angles are not as many as its pairs");
+    need(x.in(1).heads == 1 && x.in(1).size() == 2 * half, "its angles are not as many as its pairs");
   }
   void features(const Instruction& x) const {
     counts(x, 2, 1, 4, 5);

@@ -60,13 +60,13 @@ Index phases_of_block(const Program& p) {
 }
 
 Index program_open(Tensor numbers, Tensor block, std::vector<Tensor> tables) {
-  if (!numbers.has_int64()) throw std::runtime_error("a program is int64.");
+  if (!numbers.has_int64() || !numbers.is_contiguous() || !block.is_contiguous()) throw std::runtime_error("a program is int64 and contiguous, as is its block.");
   auto opened = std::make_shared<Opened>();
   for (const Tensor& x : tables) {
     if (x.dim() != 2 || x.stride(1) != 1 || x.stride(0) != x.size(1)) throw std::runtime_error("tables are contiguous, of rows and columns.");
     opened->tables.push_back({x.const_data_ptr(), x.scalar_type(), x.size(0), x.size(1)});
     const Type type = x.scalar_type();
-    if (type != Type::float32 && type != Type::bfloat16) throw std::runtime_error("tables are float32 or bfloat16.");
+    if (!x.has_float32() && type != Type::bfloat16) throw std::runtime_error("tables are float32 or bfloat16.");
   }
   opened->program = read_program(static_cast<const Index*>(numbers.const_data_ptr()), numbers.numel(), block.const_data_ptr(), block.numel(), opened->tables);
   opened->phases_of_block = phases_of_block(opened->program);
@@ -100,19 +100,29 @@ void give_states(const Program& p, Index b, const std::vector<Tensor>& states, P
       const Tensor& x = states[at];
       const Type type = x.scalar_type();
       if (!s.grows) {
-        if (x.numel() != b * s.size || type != Type::float32 || x.has_int64()) refuse();
+        if (x.numel() != b * s.size || !x.has_float32() || !x.is_contiguous()) refuse();
         memory.at = static_cast<float*>(x.mutable_data_ptr());
         continue;
       }
-      if (x.dim() < 3 || s.size == 0) refuse();
+      if (x.dim() < 3 || !x.is_contiguous()) refuse();
       const Index capacity = x.size(x.dim() - 2), tokens = job.starts[static_cast<std::size_t>(i + 1)] - job.starts[static_cast<std::size_t>(i)];
-      if (x.numel() != capacity * s.size || (type != Type::float32 && type != Type::bfloat16)) refuse();
+      if (x.numel() % s.size || x.numel() / s.size != capacity || (!x.has_float32() && type != Type::bfloat16)) refuse();
       if (job.positions[static_cast<std::size_t>(i)] > capacity - tokens) throw std::runtime_error("a key/value cache is full.");
       job.grown.push_back({x.mutable_data_ptr(), type, capacity});
     }
     job.memories.push_back(memory);
   }
   if (at != states.size()) refuse();
+}
+
+/// The keys and values of a sequence are of one type, and have room for equally many tokens.
+void check_pairs(const Program& p, const ProgramJob& job, Index b) {
+  for (const Phase& phase : p.phases) {
+    if (phase.op.kind != Kind::softmax) continue;
+    const auto of = [&](Index i) { return job.memories[static_cast<std::size_t>(phase.op.state(i))].grown; };
+    for (Index i = 0; i < b; ++i)
+      if (of(0)[i].type != of(1)[i].type || of(0)[i].capacity != of(1)[i].capacity) throw std::runtime_error("keys and values have different types or room.");
+  }
 }
 
 /// Which rows are of which sequence.
@@ -122,7 +132,7 @@ void give_rows(Index num_rows, Index b, const Maybe& starts, ProgramJob& job) {
     for (Index i = 0; i <= b; ++i) job.starts.push_back(i);
     return;
   }
-  if (starts->numel() != b + 1 || !starts->has_int64()) throw std::runtime_error("starts are one more than sequences, int64.");
+  if (starts->numel() != b + 1 || !starts->has_int64() || !starts->is_contiguous()) throw std::runtime_error("starts are one more than sequences, int64.");
   const auto* from = static_cast<const Index*>(starts->const_data_ptr());
   job.starts.assign(from, from + b + 1);
   if (job.starts.front() != 0 || job.starts.back() != num_rows || !std::is_sorted(job.starts.begin(), job.starts.end()))
@@ -136,8 +146,9 @@ void check_tokens(const Opened& opened, const Call& c) {
     if (c.ids[i] < 0 || c.ids[i] >= p.num_tokens)
       throw std::runtime_error("a token must be from 0 to " + std::to_string(p.num_tokens - 1) + "; got " + std::to_string(c.ids[i]) + ".");
   for (Index i = 0; i < c.b; ++i) {
-    const Index last = c.positions[i] + c.start(i + 1) - c.start(i) - 1;
-    if (c.positions[i] < 0 || last >= p.limit) throw std::runtime_error("there is no position " + std::to_string(last) + ".");
+    const Index tokens = c.start(i + 1) - c.start(i);
+    if (c.positions[i] < 0 || c.positions[i] > p.limit - tokens)
+      throw std::runtime_error("a sequence has positions from 0 to " + std::to_string(p.limit - 1) + "; " + std::to_string(tokens) + " tokens came at position " + std::to_string(c.positions[i]) + ".");
   }
 }
 
@@ -159,7 +170,8 @@ void run_blocks(const std::shared_ptr<ProgramJob>& job, Index each) {
 void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Maybe extra, bool every, Tensor out) {
   const auto opened = registry().get(handle);
   const Program& p = opened->program;
-  if (!ids.has_int64() || !positions.has_int64()) throw std::runtime_error("ids and positions are int64.");
+  for (const Tensor* x : {&ids, &positions})
+    if (!x->has_int64() || !x->is_contiguous()) throw std::runtime_error("ids and positions are int64 and contiguous.");
   const Index n = ids.numel(), b = positions.numel(), threads = std::max<Index>(1, get_num_threads());
   const Index each = std::max<Index>(1, std::min(n, most_rows * ((threads + 15) / 16))), blocks = (n + each - 1) / each;
   const auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
@@ -167,17 +179,17 @@ void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::
   auto* at = static_cast<Index*>(positions.mutable_data_ptr());
   job->positions.assign(at, at + b);
   give_rows(n, b, starts, *job);
-  give_states(p, b, states, *job);
+  give_states(p, b, states, *job), check_pairs(p, *job, b);
   Call& c = job->call;
   c.program = &p, c.tables = opened->tables.data(), c.b = b, c.num_rows = n, c.most_rows = n > 0;
   c.ids = static_cast<const Index*>(ids.const_data_ptr()), c.positions = job->positions.data();
   c.sequences = starts ? job->sequences.data() : nullptr, c.starts = starts ? job->starts.data() : nullptr;
   for (Index i = 0; i < b; ++i) c.most_rows = std::max(c.most_rows, c.start(i + 1) - c.start(i));
   c.memories = job->memories.data(), c.all = every, c.out = static_cast<float*>(out.mutable_data_ptr());
-  const Index width = p.phases[0].rows.empty() ? 0 : p.phases[0].rows[0].out().size();
-  if (p.extra != extra.has_value() || (extra && extra->numel() != n * width)) throw std::runtime_error("the rows to be added are not those of the tokens.");
+  const Index width = p.phases[0].rows[0].out().size();  // of the embedding
+  if (p.extra != extra.has_value() || (extra && (extra->numel() != n * width || !extra->has_float32() || !extra->is_contiguous()))) throw std::runtime_error("the rows to be added are not those of the tokens.");
   c.extra = extra ? static_cast<const float*>(extra->const_data_ptr()) : nullptr, c.extra_width = width;
-  if (out.numel() != (every ? n : b) * p.num_outputs) throw std::runtime_error("the output has another size.");
+  if (out.numel() != (every ? n : b) * p.num_outputs || !out.has_float32() || !out.is_contiguous()) throw std::runtime_error("the output has another size or type.");
   check_tokens(*opened, c);
   if (n == 0) return;
   const FlushDenormals flush;

@@ -2,6 +2,7 @@
 // reader.cpp checks all of it before anything runs.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "model_step/matrix.h"
@@ -40,8 +41,9 @@ struct Instruction {
   std::vector<Matrix> matrices;
   std::vector<Vector> vectors;
   std::vector<Index> integers;
-  std::vector<double> numbers;
+  std::span<const double> numbers;  // in the block
   std::vector<Index> states;
+  Index queries_a_state = 1;        // delta: query heads that read one state, which scratch has room for
 
   const Operand& out(Index i = 0) const { return operands[static_cast<std::size_t>(i)]; }
   const Operand& in(Index i = 0) const { return operands[static_cast<std::size_t>(outputs + i)]; }

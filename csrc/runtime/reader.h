@@ -12,6 +12,7 @@ class Reader {
  public:
   static constexpr Index largest = Index(1) << 28;  // of any size, so that a matrix has fewer than 2⁶³ bytes
   static constexpr Index most = 1 << 20;            // of any list
+  static constexpr Index beyond = 4 * panel;        // bytes behind the last tensor of a block, which whole vectors may read
 
   Reader(const Index* numbers, Index count, const void* block, Index bytes)
       : begin_(numbers), at_(numbers), count_(count), block_(static_cast<const char*>(block)), bytes_(bytes) {
@@ -39,7 +40,7 @@ class Reader {
   const T* place(const char* what, Index n, bool needed = true) {
     const Index at = number(what, -1, bytes_), length = n * static_cast<Index>(sizeof(T));
     if (at < 0) return needed ? fail(what, "is missing"), nullptr : nullptr;
-    if (at % 64 || length < 0 || length > bytes_ - at)
+    if (at % 64 || length < 0 || length > bytes_ - beyond - at)
       fail(what, std::to_string(length) + " bytes from byte " + std::to_string(at) + " on, do not lie in the block of " + std::to_string(bytes_));
     return reinterpret_cast<const T*>(block_ + at);
   }
@@ -58,6 +59,7 @@ class Reader {
     w.bias = place<float>("a bias", panels);
     w.scale = place<float>("factors", panels, w.format == Format::int8);
     w.sums = place<float>("sums", panels, w.takes_bytes());
+    if ((w.scale && w.format != Format::int8) || (w.sums && !w.takes_bytes())) fail("a matrix", "has what its format lacks");
     return w;
   }
 

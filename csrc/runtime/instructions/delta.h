@@ -14,7 +14,7 @@ class DeltaHeads {
     Index ldd, lde;
     float *q, *k, *asks, *reads, *decay, *v, *o;
     Room(Scratch& scratch, const Instruction& x, Index n) : ldd(whole_panels(x.in(0).width) + width<float>), lde(padded<float>(x.in(2).width)) {
-      const Index queries = std::max<Index>(1, x.in(0).heads / std::max(x.in(1).heads, x.in(2).heads));
+      const Index queries = x.queries_a_state;
       for (float** at : {&q, &reads}) *at = scratch.take<float>(queries * n * ldd);
       for (float** at : {&k, &asks, &decay}) *at = scratch.take<float>(n * ldd);
       v = scratch.take<float>(n * lde), o = scratch.take<float>(queries * n * lde);
