@@ -34,8 +34,11 @@ OPS = {  # by the function or method of transformers that is replaced
 
 def page() -> str:
     """The whole page."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    return f"{linear_families()}\n{hybrid_families()}"
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+    from scripts.opened_families import opened_families
+
+    title = "# Model families\n\nMade by `scripts/families_table.py` from what the tests run.\n"
+    return f"{title}\n{opened_families()}\n{linear_families()}\n{hybrid_families()}"
 
 
 def linear_families() -> str:
@@ -62,11 +65,7 @@ def linear_families() -> str:
         for way, families in names.items():
             everybody = "all others" if len(families) > len(FAMILIES) // 2 else ", ".join(families)
             wrong.append(f"| {WAYS[way]} | {everybody} | {reason} |")
-    return f"""# Model families
-
-Made by `scripts/families_table.py` from what the tests run.
-
-## Linear models: `tarnn.patch_transformers()`
+    return f"""## Linear models: `tarnn.patch_transformers()`
 
 A tiny model with random weights of each family, in float32, has the outputs of transformers 5.23 and 5.24 within
 transformers' own rounding (twice the largest difference between its own ways to compute the same): a row whole, a prompt and then

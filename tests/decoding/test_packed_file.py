@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.open_folders import make_folder
+from support.open_folders import CONFIGS, make_folder
 from transformers import AutoTokenizer
 
 import tarnn
@@ -38,7 +38,13 @@ def own(folder):
     return folder
 
 
-@pytest.fixture(scope="module", params=["own", "Llama", "Qwen3.5", "Mamba-2"])
+EACH_COMMIT = ("Llama", "Qwen3.5", "Mamba-2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["own", *(pytest.param(x, marks=() if x in EACH_COMMIT else pytest.mark.slow) for x in CONFIGS)],
+)
 def folder(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("packed") / "tiny"
     return own(place) if request.param == "own" else make_folder(place, request.param, begins=True)

@@ -76,15 +76,15 @@ def save_qwen(folder, tokenizer):
 
 @pytest.fixture(scope="session")
 def server(furnished):
-    """The address of a server of that model of text, and of the same one with a chat template, called "chat"."""
+    """The address of a server of that model of text, of the same with a chat template, "chat", and of the Qwen3.5, "qwen"."""
     shutil.copytree(furnished / "runs/books", chat := furnished / "runs/chat")
     tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(chat)
     with ExitStack() as stack:
         engines = {}
-        for name in ("books", "chat"):
-            model = open_served(furnished / "runs" / name)
+        for name, place in (("books", "runs/books"), ("chat", "runs/chat"), ("qwen", "my-qwen3.5")):
+            model = open_served(furnished / place, name=name)
             engines[name] = stack.enter_context(Engine(model, store=StateStore(model)))
         yield stack.enter_context(running(create_app(engines)))
 

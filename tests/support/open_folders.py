@@ -22,6 +22,11 @@ DELTA = {
 }
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 DENSE = {"mlp_only_layers": [0, 1], "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+FILTERS = {
+    **{name: x for name, x in HEADS.items() if name != "head_dim"},
+    "layer_types": ["conv", "full_attention"],
+    "tie_word_embeddings": True,
+}
 CONFIGS = {
     "Llama": lambda: hf.LlamaConfig(**HEADS),
     "Mistral": lambda: hf.MistralConfig(**HEADS, sliding_window=None),
@@ -31,6 +36,7 @@ CONFIGS = {
     "Qwen3.5 with images": lambda: hf.Qwen3_5Config(text_config=HEADS | DELTA, vision_config=IMAGES),
     "Qwen3-Next": lambda: hf.Qwen3NextConfig(**HEADS, **DELTA, **DENSE),
     "OLMo-hybrid": lambda: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}),
+    "LFM2": lambda: hf.Lfm2Config(**FILTERS),
     "Mamba-2": lambda: hf.Mamba2Config(**SIZE, num_heads=8, head_dim=8, state_size=16, n_groups=2),
 }
 TEMPLATE = (
