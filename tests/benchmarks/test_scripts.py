@@ -31,6 +31,7 @@ OPTIONS = {
     "generate": ["--quick"],
     "low_rank": ["--quick"],
     "one_call": ["--quick", "--families", "Mamba-2", "--layers", 1, "--prompt", 8],
+    "opening": ["--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
     "prefill": ["--quick"],
     "products": ["--quick"],
@@ -39,7 +40,7 @@ OPTIONS = {
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }
-NEED_KERNELS = {"decode_baselines", "fused_step", "generate", "one_call", "prefill", "serve"}
+NEED_KERNELS = {"decode_baselines", "fused_step", "generate", "one_call", "opening", "prefill", "serve"}
 NOT_RUN = ("all", "sequence_parallel")  # the one runs the others, the other needs several processes
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks for a renamed property
 
