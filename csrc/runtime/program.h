@@ -97,6 +97,6 @@ struct Table {
 /// Checks and reads. Throws std::runtime_error with one sentence.
 Program read_program(const Index* numbers, Index count, const void* block, Index bytes, const std::vector<Table>& tables);
 
-constexpr Index program_version = 1;
+constexpr Index program_version = 2;  // raise it with the order or the meaning of any number
 
 }  // namespace tarnn::runtime

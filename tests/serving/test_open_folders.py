@@ -14,6 +14,7 @@ from support.served import NO_ENDS, alone, answer, prompt
 from transformers import AutoTokenizer
 
 from tarnn.cli.main import main
+from tarnn.program.packing import VERSION
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.chat_template import opened
 from tarnn.serving.http.prompts import prompt_ids
@@ -73,7 +74,7 @@ def post(address, path, body):
 def test_a_second_turn_reads_its_own_tokens(tmp_path, family):
     """Behind 2,100 tokens, and written as if all had been read again, to the bit: after a restart, too."""
     served = open_served(make_folder(tmp_path / "tiny", family, max_position_embeddings=4096))
-    assert served.key.products == "program-1"
+    assert served.key.products == f"program-{VERSION}"
     first = Request(prompt(2100), 9, Sampling(seed=1), end_ids=NO_ENDS, keep=True)
     tokens, _, _ = alone(served, first)
     history = np.concatenate([first.prompt, np.array(tokens, np.int32)])

@@ -15,7 +15,7 @@ from tarnn.program.phases import Phases
 from tarnn.program.recording import FUNCTIONS, ProgramError
 from tarnn.program.slots import Slots
 
-VERSION = 1  # of the numbers; csrc/runtime/program.h has the same
+VERSION = 2  # of the numbers; csrc/runtime/program.h has the same
 NO_LIMIT = 2**62
 KINDS = [
     "nothing",
