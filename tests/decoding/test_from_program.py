@@ -47,9 +47,9 @@ def logits(opened, tokens):
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [x for x in CONFIGS if x != "LFM2"])  # which modules have no step for
 def test_it_computes_what_the_modules_step_computes(open_folder, family):
-    program, modules = open_step(open_folder(family)), opening._of_module(open_folder(family), None, None, print)
+    program, modules = open_step(open_folder(family)), opening.of_module(open_folder(family), None, None, print)
     assert (type(program.step), type(modules.step)) == (Runtime, FusedStep)
     mine, theirs = (logits(x, ids(2, 40)) for x in (program, modules))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=0 if family in EQUAL else 5e-6 * float(theirs.abs().max()))
@@ -62,7 +62,7 @@ def test_it_computes_what_the_modules_step_computes(open_folder, family):
 def test_int8_is_the_same_too(open_folder, family):
     program, modules = (
         open_step(open_folder(family), "int8"),
-        opening._of_module(open_folder(family), "int8", None, print),
+        opening.of_module(open_folder(family), "int8", None, print),
     )
     assert torch.equal(logits(program, ids(2, 40)), logits(modules, ids(2, 40)))
 

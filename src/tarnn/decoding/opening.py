@@ -78,7 +78,7 @@ def open_step(
         raise UserError(f"{folder} runs on the CPU, not on {device}; leave --device out.")
     if isinstance(kind := fields.get("model_type"), str) and kind in FAMILIES:
         return _as_folder_says(_of_program(folder, fields, weights, dtype, report), folder, fields)
-    return _as_folder_says(_of_module(folder, weights, dtype, report), folder, fields)
+    return _as_folder_says(of_module(folder, weights, dtype, report), folder, fields)
 
 
 def _own_by_program(
@@ -103,11 +103,11 @@ def _of_program(
         from tarnn.conversion.causal import OPEN
 
         if fields["model_type"] in OPEN:
-            return _of_module(folder, weights, dtype, report)
+            return of_module(folder, weights, dtype, report)
         return open_folder(folder, weights, dtype=dtype, report=report, plain=True)
 
 
-def _of_module(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
+def of_module(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
     """Open what transformers builds, for families whose programs don't run compiled."""
     from tarnn.conversion.causal import open_causal
 

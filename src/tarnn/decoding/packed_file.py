@@ -57,7 +57,7 @@ def write_packed(path: str | Path, packed: Packed, facts: Mapping[str, Any], fil
     for name, data in files.items():
         tensors[PREFIX + name] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
     text = json.dumps(facts)
-    header = _header(tensors, text, _checksum(text, packed.numbers))
+    header = _header(tensors, text, checksum(text, packed.numbers))
     size = len(header) + sum(x.nbytes for x in tensors.values())
     try:
         write_atomically(path, _parts(header, tensors.values()))
@@ -90,7 +90,7 @@ def _parts(header: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryv
             yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 
-def _checksum(facts: str, numbers: Tensor) -> str:
+def checksum(facts: str, numbers: Tensor) -> str:
     return hashlib.sha256(facts.encode() + numbers.numpy().tobytes()).hexdigest()
 
 
@@ -109,7 +109,7 @@ def read_packed(path: str | Path) -> PackedFile:
         )
     numbers, block = (tensors.get(x, torch.empty(0)) for x in ("numbers", "block"))
     whole = (numbers.dtype, block.dtype) == (torch.int64, torch.uint8)
-    if not whole or metadata.get("checksum") != _checksum(facts, numbers):
+    if not whole or metadata.get("checksum") != checksum(facts, numbers):
         raise UserError(f"{path} is damaged: its header is not the one that was written. {AGAIN}")
     if numbers[:1].tolist() != [PROGRAM_VERSION]:
         raise UserError(
