@@ -121,7 +121,8 @@ def test_the_stream_is_the_answer(client, server):
     assert last.output_text == whole.output_text
     assert last.output[0].content[0].logprobs == whole.output[0].content[0].logprobs
     assert len(whole.output[0].content[0].logprobs) == whole.usage.output_tokens
-    assert last.usage == whole.usage
+    for count in ("input_tokens", "output_tokens", "total_tokens"):  # the second may find more of its prompt cached
+        assert getattr(last.usage, count) == getattr(whole.usage, count)
     body = {"model": "base", "input": "Once upon", "stream": True, "seed": 3, "max_output_tokens": 7}
     for data in events_of(server.post("/v1/responses", body)):
         TypeAdapter(ResponseStreamEvent).validate_json(data)
