@@ -144,8 +144,7 @@ class Packer:
         for i, phase in enumerate(self.phases):
             for x in phase.ops:
                 if x.kind in ("product", "head") and self._format_of(x) in ("int8", "int4"):
-                    view = View(x.inputs[0].register, x.inputs[0].offset, 1, x.inputs[0].size)
-                    wanted.setdefault(view, []).append(i)
+                    wanted.setdefault(_row(x.inputs[0]), []).append(i)
         for view, uses in sorted(wanted.items(), key=lambda item: home[item[0].register]):
             begin = home[view.register]
             slot = self.slots.new_bytes(view.size, begin, max(uses))
@@ -156,7 +155,7 @@ class Packer:
     def _bytes(self, phase: int, x: Operation) -> int:
         if self._format_of(x) not in ("int8", "int4"):
             return -1
-        return self.bytes_of[phase, View(x.inputs[0].register, x.inputs[0].offset, 1, x.inputs[0].size)]
+        return self.bytes_of[phase, _row(x.inputs[0])]
 
     def _write_spreading(self, phase: int, operations: list[Operation]) -> None:
         if not operations:
@@ -203,6 +202,11 @@ class Packer:
         if x.numbers:
             block.place(torch.tensor(x.numbers, dtype=torch.float64))
         block.numbers(len(x.states), *x.states)
+
+
+def _row(view: View) -> View:
+    """View all numbers of some heads as one row, as a product reads them."""
+    return View(view.register, view.offset, 1, view.size)
 
 
 def _table(x: Tensor) -> Tensor:

@@ -6,14 +6,8 @@ from tarnn.program.fusion import Operation
 from tarnn.program.instructions import View
 from tarnn.program.phases import OF_UNITS, Phase
 
-IN_PLACE = (
-    "combine",
-    "norm",
-    "rotate",
-    "clamp",
-    "filter",
-    "filter_rows",
-)  # whose output may lie where its first input lay
+# operations whose output may lie where their first input lay
+IN_PLACE = ("combine", "norm", "rotate", "clamp", "filter", "filter_rows")
 ALL, OWN, BYTES = 0, 1, 2  # kinds of slots, as csrc/runtime/program.h has them
 
 
@@ -86,12 +80,12 @@ class Slots:
                 later = at
                 if out.offset or out.size != self.sizes[out.register]:
                     continue
-            if out.register in self._base or self._read_later(source, later, x):
+            if out.register in self._base or self._read_later(source, later):
                 continue
             self._base[out.register] = (source.register, source.offset)
             moved.add(out.register)
 
-    def _read_later(self, source: View, at: int, by: Operation) -> bool:
+    def _read_later(self, source: View, at: int) -> bool:
         """Whether channels of a view, or of what lies in the same place, are read after a moment."""
         root, offset = self._root(source.register)
         begin, end = offset + source.offset, offset + source.offset + source.size
