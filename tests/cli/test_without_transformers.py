@@ -61,9 +61,12 @@ def test_serve(folder, tmp_path):
             process.kill()
 
 
-def test_a_family_without_a_program_loads_it(tmp_path):
-    """What is counted above is counted where there is something."""
+@pytest.mark.parametrize("command", ["generate", "info", "serve"])
+def test_an_unknown_family_is_refused_without_it(tmp_path, command):
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
-    run = subprocess.run([sys.executable, "-c", COMMAND, "info", str(tmp_path)], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert int(run.stdout.split()[-1]) > 0
+    run = subprocess.run([sys.executable, "-c", COMMAND, command, tmp_path], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.splitlines()[-1]) == (2, "loaded 0"), run.stderr
+
+
+def test_what_is_counted_is_counted_where_there_is_something():
+    assert int(last_line("import transformers; " + ENDS).split()[-1]) > 0

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from support.open_folders import CONFIGS, make_folder
 
 import tarnn
-from tarnn.decoding import from_program, opening
+from tarnn.conversion.opening import open_pretrained
+from tarnn.decoding import from_program
 from tarnn.decoding.from_program import open_folder as open_by_program
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.lm import LM
@@ -46,10 +47,14 @@ def logits(opened, tokens):
     return opened.prefill(tokens, opened.new_state(*tokens.shape), every=True)[0]
 
 
+def of_modules(folder, weights=None):
+    return open_step(open_pretrained(folder, converted=False, text_only=True), weights)
+
+
 @needs_kernels
 @pytest.mark.parametrize("family", [x for x in CONFIGS if x != "LFM2"])  # which modules have no step for
 def test_it_computes_what_the_modules_step_computes(open_folder, family):
-    program, modules = open_step(open_folder(family)), opening.of_module(open_folder(family), None, None, print)
+    program, modules = open_step(open_folder(family)), of_modules(open_folder(family))
     assert (type(program.step), type(modules.step)) == (Runtime, FusedStep)
     mine, theirs = (logits(x, ids(2, 40)) for x in (program, modules))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=0 if family in EQUAL else 5e-6 * float(theirs.abs().max()))
@@ -60,10 +65,7 @@ def test_it_computes_what_the_modules_step_computes(open_folder, family):
 @needs_kernels
 @pytest.mark.parametrize("family", EQUAL)
 def test_int8_is_the_same_too(open_folder, family):
-    program, modules = (
-        open_step(open_folder(family), "int8"),
-        opening.of_module(open_folder(family), "int8", None, print),
-    )
+    program, modules = open_step(open_folder(family), "int8"), of_modules(open_folder(family), "int8")
     assert torch.equal(logits(program, ids(2, 40)), logits(modules, ids(2, 40)))
 
 
@@ -120,14 +122,13 @@ def test_padding_and_rows_without_kernels(open_folder):
 @needs_kernels
 @pytest.mark.parametrize("family", ["Llama", "Qwen3.5"])
 def test_what_the_kernels_lack(open_folder, family, monkeypatch):
-    """Where a program has an instruction that they don't, modules compute; without them its definition."""
+    """Where a program has an instruction that they don't, its definition computes."""
 
     def refuse(*arguments):
         raise ProgramError("the runtime has no instruction hybrid")
 
-    monkeypatch.setattr(from_program, "Runtime", refuse)
     expected = logits(open_step(open_folder(family)), ids(1, 9))
-    monkeypatch.setattr("tarnn.conversion.causal.OPEN", {})
+    monkeypatch.setattr(from_program, "Runtime", refuse)
     opened = open_step(open_folder(family))
     assert isinstance(opened.step, PlainRuntime)
     torch.testing.assert_close(logits(opened, ids(1, 9)), expected, rtol=1e-4, atol=1e-4)

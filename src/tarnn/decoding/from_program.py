@@ -39,10 +39,11 @@ def open_folder(
     `ProgramError` for a program with an instruction that the kernels don't have, and Refusal where weights are given and there
     are no kernels.
     """
-    config, tensors = Config.read(folder), Weights.read(folder)
-    fields = read_json(folder / CONFIG)
+    config = Config.read(folder)
+    write = family_of(config)  # an unknown family is refused before any weight is looked at
+    tensors, fields = Weights.read(folder), read_json(folder / CONFIG)
     tensors = tensors if dtype is None else tensors.cast(dtype)
-    program = family_of(config)(config, tensors)
+    program = write(config, tensors)
     tensors.check_finite()
     if left := tensors.left():
         more = f" and {len(left) - LISTED:,} more" if len(left) > LISTED else ""

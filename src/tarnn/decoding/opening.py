@@ -23,7 +23,6 @@ from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.parts import Attention
 from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
-from tarnn.families.by_name import FAMILIES
 from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json
 from tarnn.kernels.cpu.model_step import FORMATS
@@ -76,9 +75,7 @@ def open_step(
         return _as_folder_says(_of_converted(folder, dtype, device, weights), folder, fields)
     if torch.device(device).type != "cpu":
         raise UserError(f"{folder} runs on the CPU, not on {device}; leave --device out.")
-    if isinstance(kind := fields.get("model_type"), str) and kind in FAMILIES:
-        return _as_folder_says(_of_program(folder, fields, weights, dtype, report), folder, fields)
-    return _as_folder_says(of_module(folder, weights, dtype, report), folder, fields)
+    return _as_folder_says(_of_program(folder, weights, dtype, report), folder, fields)
 
 
 def _own_by_program(
@@ -94,26 +91,11 @@ def _own_by_program(
     return _as_folder_says(opened, folder, fields)
 
 
-def _of_program(
-    folder: Path, fields: dict[str, Any], weights: str | None, dtype: torch.dtype | None, report: Log
-) -> Opened:
+def _of_program(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
     try:
         return open_folder(folder, weights, dtype=dtype, report=report)
     except ProgramError:  # the kernels lack an instruction
-        from tarnn.conversion.causal import OPEN
-
-        if fields["model_type"] in OPEN:
-            return of_module(folder, weights, dtype, report)
         return open_folder(folder, weights, dtype=dtype, report=report, plain=True)
-
-
-def of_module(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
-    """Open what transformers builds, for families whose programs don't run compiled."""
-    from tarnn.conversion.causal import open_causal
-
-    model = open_causal(folder, report)
-    model = model if dtype is None else model.to(dtype)
-    return _of_transformers(model, weights, copy_tokens=False)
 
 
 def _as_folder_says(opened: Opened, folder: Path, fields: dict[str, Any]) -> Opened:
@@ -151,13 +133,13 @@ def _own_state(model: TextModel, step: Step, *sizes: Any, **options: Any) -> Mod
     return step.widened(state) if isinstance(step, FusedStep) else state
 
 
-def _of_transformers(model: Any, weights: str | None, *, copy_tokens: bool = True) -> Opened:
+def _of_transformers(model: Any, weights: str | None) -> Opened:
     from tarnn.conversion.causal import classes_of
 
     classes = classes_of(model)
     config, dtype = model.config, model.dtype
     try:
-        step = FusedStep(model, weights, classes=classes, copy_tokens=copy_tokens)
+        step = FusedStep(model, weights, classes=classes)
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
     ends = getattr(model.generation_config, "eos_token_id", None)

@@ -31,7 +31,9 @@ def family_of(config: Config) -> Callable[[Config, Weights], Program]:
     """Return the function that writes the program of this config. Raises UserError for a model_type that is not known."""
     name = config.model_type
     if name not in FAMILIES:
-        raise UserError(f"{config.place}: models of type {name!r:.60} are not handled; expected {', '.join(FAMILIES)}.")
+        raise UserError(
+            f"{config.place}: models of type {name!r:.60} are not handled; expected one of {', '.join(sorted(FAMILIES))}."
+        )
     program: Callable[[Config, Weights], Program] = import_module(f"tarnn.families.{FAMILIES[name]}").program
     return program
 
