@@ -36,7 +36,7 @@ struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
 struct LowRankKernels;      // delta/problem.h
 struct StackKernel;         // model_step/stack.h
-struct PackKernel;          // model_step/packing.h
+struct PackKernel;          // products/packing.h
 struct RuntimeKernel;       // runtime/call.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h

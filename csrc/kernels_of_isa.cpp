@@ -15,7 +15,7 @@ extern const HybridKernels hybrid_kernels;            // hybrid/kernels_of_isa.c
 extern const DeltaKernels delta_kernels;              // delta/kernels_of_isa.cpp
 extern const LowRankKernels low_rank_kernels;         // delta/kernels_of_isa.cpp
 extern const StackKernel stack_kernel;                // model_step/layers.cpp
-extern const PackKernel pack_kernel;                  // model_step/packing.cpp
+extern const PackKernel pack_kernel;                  // products/packing.cpp
 extern const RuntimeKernel runtime_kernel;            // runtime/sweep.cpp
 extern const ElementwiseKernels elementwise_kernels;  // elementwise/kernels_of_isa.cpp
 extern const ConvolutionKernels convolution_kernels;  // convolution/kernels_of_isa.cpp

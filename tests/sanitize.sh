@@ -20,7 +20,7 @@ if [[ $runtime != /* ]]; then
 fi
 threads() {  # the helpers of a fused step, in a program of their own: Python itself would need to be built for it
     mkdir -p build
-    "$CXX" -std=c++20 -O1 -g -fsanitize=thread -pthread -I csrc tests/kernels/team_alone.cpp csrc/model_step/team.cpp \
+    "$CXX" -std=c++20 -O1 -g -fsanitize=thread -pthread -I csrc tests/kernels/team_alone.cpp csrc/runtime/team.cpp \
         -o build/team_alone
     TSAN_OPTIONS=halt_on_error=1 build/team_alone
 }

@@ -5,7 +5,7 @@
 
 #include "common/operators.h"
 #include "draws/problem.h"
-#include "model_step/team.h"
+#include "runtime/team.h"
 
 namespace {
 

@@ -4,7 +4,8 @@
 
 #include "convolution/filter.h"
 #include "delta/step.h"
-#include "model_step/rows.h"
+#include "model_step/stack.h"
+#include "runtime/rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

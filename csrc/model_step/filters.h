@@ -1,7 +1,8 @@
 // Short filters along time, of each channel its own, and silu behind them: the rows of one sequence in place.
 #pragma once
 
-#include "model_step/rows.h"
+#include "model_step/stack.h"
+#include "runtime/rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "hybrid/units.h"
-#include "model_step/features.h"
-#include "model_step/softmax.h"
+#include "model_step/stack.h"
+#include "runtime/features.h"
+#include "runtime/softmax.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

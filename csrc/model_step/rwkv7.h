@@ -5,7 +5,7 @@
 //     S ← (Diag(e^(−0.607 σ(w))) − (κ̂ ⊙ α) κ̂ᵀ) S + k′ vᵀ      y = g ⊙ (norm(Sᵀr) + (Σ r ⊙ k′ ⊙ r_k) v)
 #pragma once
 
-#include "model_step/matrix.h"
+#include "products/matrix.h"
 
 namespace tarnn {
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "delta/step.h"
-#include "model_step/features.h"
+#include "model_step/stack.h"
+#include "runtime/features.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,7 +1,8 @@
 // Mamba-2's mixing of tokens: rows of one sequence for one head, and what is done to each whole row behind it; see model_step/ssd.h.
 #pragma once
 
-#include "model_step/rows.h"
+#include "model_step/stack.h"
+#include "runtime/rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -4,33 +4,11 @@
 #include "linear/problem.h"
 #include "model_step/rwkv7.h"
 #include "model_step/ssd.h"
-#include "model_step/team.h"
+#include "runtime/cache.h"
+#include "runtime/feature_map.h"
+#include "runtime/team.h"
 
 namespace tarnn {
-
-/// What features are made by (features.h); the first five are those of `Map`.
-enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer, log_softmax };
-
-/// How φ's arguments are moved first: (x − centre)·stretch, with weight·x + constant as their log-weight. None: centre is null.
-struct Move {
-  Index heads;  // 1: the same for all
-  const float *centre, *stretch, *weight, *constant;
-};
-
-/// A map whose features are not those of a `Map` alone; see features.h.
-struct FeatureMap {
-  Function function;
-  bool made_here;    // else attention's step makes them, by `Layer::map`
-  bool log_scaled;   // a logarithm is kept apart, and the state has a maximum
-  Index f;           // features
-  Index heads, m;    // Ω has m rows; of each of g heads, or 1: of all; 0: there is none
-  Matrix omega;      // of several heads, each begins a panel
-  float square, offset, gain, shift;
-  double number;
-  const float* parts;
-  Move queries, keys;
-  Index omega_panels() const { return (m + panel - 1) / panel; }
-};
 
 enum class Attention { linear, softmax, none, delta, ssd, rwkv7, hybrid, filters };
 enum class Mlp { none, gelu, swiglu, squared_relu };
@@ -50,36 +28,6 @@ struct DeltaLayer {
   float *S, *tokens;         // (b, values, d, e); (b, kept, channels)
   Index outputs() const { return queries > values ? queries : values; }
   Index channels() const { return (queries + keys) * d + values * e; }
-};
-
-/// Keys and values of one sequence (g, capacity, d), with `length` of them there.
-struct OwnCache {
-  void *k, *v;
-  Index capacity, length;
-};
-
-/// A cache of keys and values (b, g, capacity, d), float32 or bfloat16, with `length` of them there; mask (b, capacity) or null.
-/// Or each sequence has its own: then `length` is that of the longest, and k, v, mask and capacity mean nothing.
-struct Cache {
-  void *k, *v;
-  Type type;
-  bool* mask;
-  Index capacity, length;
-  const OwnCache* own = nullptr;  // (b)
-
-  /// What sequence i has, as the cache of one; behind `more` keys that came before.
-  Cache of(Index i, Index g, Index d, Index more) const {
-    Cache one = *this;
-    one.own = nullptr;
-    if (own) {
-      one.k = own[i].k, one.v = own[i].v, one.capacity = own[i].capacity, one.length = own[i].length + more;
-    } else {
-      const Index at = i * g * capacity * d * bytes_of(type);
-      one.k = static_cast<char*>(k) + at, one.v = static_cast<char*>(v) + at, one.length = length + more;
-      if (mask) one.mask = mask + i * capacity;
-    }
-    return one;
-  }
 };
 
 /// What a key head of hybrid attention sees beyond its window: features of the keys, nothing, or all keys.

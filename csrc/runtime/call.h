@@ -1,7 +1,7 @@
 // One call of a program: the tokens of some sequences, and their states. And the table of what each instruction set brings.
 #pragma once
 
-#include "model_step/team.h"
+#include "runtime/team.h"
 #include "runtime/program.h"
 
 namespace tarnn::runtime {

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model_step/stack.h"
+#include "linear/problem.h"
+#include "runtime/feature_map.h"
 
 namespace tarnn::runtime {
 namespace {

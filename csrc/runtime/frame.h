@@ -1,7 +1,7 @@
 // Where registers lie while a block of rows goes through a program.
 #pragma once
 
-#include "model_step/rows.h"
+#include "runtime/rows.h"
 #include "runtime/call.h"
 
 namespace tarnn::runtime {

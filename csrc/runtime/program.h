@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "model_step/matrix.h"
+#include "products/matrix.h"
 
 namespace tarnn::runtime {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "model_step/products.h"
+#include "products/products.h"
 
 using namespace tarnn;
 namespace isa = TARNN_ISA;

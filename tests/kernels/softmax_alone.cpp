@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "model_step/softmax.h"
+#include "runtime/softmax.h"
 
 using namespace tarnn;
 namespace isa = TARNN_ISA;

@@ -1,7 +1,7 @@
 // The helpers of a step without Python: two callers at once, jobs of several phases, each task once and in its phase; and for how
 // long a step does with fewer threads. Built by itself, also with ThreadSanitizer (tests/sanitize.sh). Prints "fine".
-#include "model_step/prudence.h"
-#include "model_step/team.h"
+#include "runtime/prudence.h"
+#include "runtime/team.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-"""How the fused step rounds weights and lays them out, in plain PyTorch: the definition of csrc/model_step/packing.cpp."""
+"""How the fused step rounds weights and lays them out, in plain PyTorch: the definition of csrc/products/packing.cpp."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
 // φ of some rows of one unit's heads, and products that each head has for itself.
 #pragma once
 
-#include "model_step/features.h"
+#include "runtime/features.h"
 #include "runtime/frame.h"
 
 namespace tarnn::runtime {

@@ -1,7 +1,7 @@
 // Softmax attention over the keys of a sequence so far, in blocks counted from its first key.
 #pragma once
 
-#include "model_step/softmax.h"
+#include "runtime/softmax.h"
 #include "runtime/instructions/rows.h"
 
 namespace tarnn::runtime {

@@ -129,7 +129,7 @@ def _packable(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _bytes_of_panel(kind: str, inputs: int) -> int:
-    """As csrc/model_step/matrix.h has it."""
+    """As csrc/products/matrix.h has it."""
     if kind == "int8":
         return -(-inputs // 4) * 4 * PANEL
     if kind == "int4":

@@ -1,7 +1,7 @@
 // Weights on their way into the fused step's block: what the library hands to the kernel.
 #pragma once
 
-#include "model_step/matrix.h"
+#include "products/matrix.h"
 
 namespace tarnn {
 

@@ -1,5 +1,5 @@
 // One panel of weights in each format. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
-#include "model_step/packing.h"
+#include "products/packing.h"
 
 #include "common/memory.h"
 #include "common/one_token.h"

@@ -1,7 +1,7 @@
 // How many threads a step takes, learnt from how long the last ones waited.
 #pragma once
 
-#include "model_step/team.h"
+#include "runtime/team.h"
 
 namespace tarnn {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "common/operators.h"
-#include "model_step/packing.h"
+#include "products/packing.h"
 
 namespace {
 

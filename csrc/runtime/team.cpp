@@ -1,5 +1,5 @@
 // The helpers of a step, and how many of them it gets.
-#include "model_step/team.h"
+#include "runtime/team.h"
 
 #include <mutex>
 #include <new>
@@ -12,7 +12,7 @@
 #endif
 
 #include "common/threads.h"
-#include "model_step/prudence.h"
+#include "runtime/prudence.h"
 
 namespace tarnn {
 namespace {

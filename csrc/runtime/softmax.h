@@ -5,7 +5,7 @@
 
 #include "common/maximum.h"
 #include "common/memory.h"
-#include "model_step/stack.h"
+#include "runtime/cache.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -9,7 +9,8 @@
 #include <cmath>
 
 #include "common/one_token.h"
-#include "model_step/rows.h"
+#include "runtime/feature_map.h"
+#include "runtime/rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

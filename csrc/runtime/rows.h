@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/one_token.h"
-#include "model_step/products.h"
+#include "products/products.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,9 +1,9 @@
-// y = W x + bias for a few rows of x, with W in panels (model_step/stack.h). Each output is summed over the inputs in their order,
+// y = W x + bias for a few rows of x, with W in panels (matrix.h). Each output is summed over the inputs in their order,
 // by one chain of multiplications and additions: the result does not depend on how rows or panels are shared out.
 #pragma once
 
-#include "model_step/bytes.h"
-#include "model_step/stack.h"
+#include "products/bytes.h"
+#include "products/matrix.h"
 #include "simd/tiles.h"
 
 namespace tarnn {
