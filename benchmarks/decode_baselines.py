@@ -29,7 +29,7 @@ from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
 from scripts.common.targets import GUARANTEE
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {

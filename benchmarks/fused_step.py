@@ -27,7 +27,7 @@ from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 SIZES = {"13 M": (384, 7), "25 M": (512, 8), "101 M": (1024, 8)}  # hidden, layers

@@ -43,7 +43,7 @@ from tarnn.conversion.fused import new_states
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface import described
 from tarnn.huggingface.fused_forward import fused_forward
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 
 COMMON = {"vocab_size": 16000, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SIZE = {

@@ -24,7 +24,7 @@ from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import TokenLoop
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 PLAIN = "model.prefill"

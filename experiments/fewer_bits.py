@@ -23,7 +23,7 @@ from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {"model": Path, "books": Path, "rows": 24, "length": 1024}

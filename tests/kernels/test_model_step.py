@@ -6,7 +6,8 @@ from support.packed_weights import packed_groups, panels, rounded, rounded_group
 from support.rounded_model import share_alike
 
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.model_step import FORMATS, PANEL, VERSION, Block
+from tarnn.kernels.cpu.model_step import VERSION
+from tarnn.kernels.cpu.products import FORMATS, PANEL, Block
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 
@@ -59,7 +60,7 @@ def test_four_bits_lie_where_the_kernel_reads_them():
 
 @pytest.mark.usefixtures("compiled")
 def test_a_block_says_where_each_thing_begins():
-    block = Block()
+    block = Block(VERSION)
     block.numbers(True, 7)
     block.vector(torch.tensor([1.0, 2.0]))
     block.vector(None)
@@ -98,7 +99,7 @@ def test_the_kernel_packs_as_the_definition_says(kind, in_turns, outputs, inputs
     weights = [torch.randn(outputs, inputs + 9)[:, :inputs], torch.randn(inputs, outputs).mT]
     weights[0][1] = 0
     weights[0][:, :32] = 0
-    block = Block()
+    block = Block(VERSION)
     block.products([(weights[0], torch.ones(outputs)), (weights[1], None)], kind, in_turns=in_turns)
     whole = torch.cat(weights)
     if in_turns:
@@ -137,7 +138,7 @@ def test_large_pages_are_asked_for_unless_switched_off(compiled, monkeypatch, va
     seen = []
     monkeypatch.setattr(torch.ops.tarnn_cpu, "large_pages", seen.append)
     monkeypatch.setenv("TARNN_LARGE_PAGES", value)
-    block = Block()
+    block = Block(VERSION)
     block.vector(torch.ones(3))
     assert block.bytes().dtype == torch.uint8
     assert len(seen) == asked
@@ -158,7 +159,7 @@ def test_matrices_in_16_bits_are_packed_as_their_copies_in_float32(dtype, kind, 
     ]
     blocks = []
     for cast in (lambda x: x, torch.Tensor.float):
-        block = Block()
+        block = Block(VERSION)
         block.products([(cast(x), None) for x in weights], kind, in_turns=in_turns)
         blocks.append(block.bytes())
     assert blocks[0].count_nonzero() > outputs * inputs / 4
@@ -168,7 +169,7 @@ def test_matrices_in_16_bits_are_packed_as_their_copies_in_float32(dtype, kind, 
 @pytest.mark.usefixtures("compiled")
 def test_matrices_of_several_types_are_packed_as_float32():
     products = [(torch.randn(3, 5).to(dtype), None) for dtype in (torch.bfloat16, torch.float32, torch.float64)]
-    blocks = [Block(), Block()]
+    blocks = [Block(VERSION), Block(VERSION)]
     blocks[0].products(products, "float32")
     blocks[1].products([(torch.cat([x.float() for x, _ in products]), None)], "float32")
     assert torch.equal(*(x.bytes() for x in blocks))

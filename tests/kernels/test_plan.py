@@ -5,7 +5,9 @@ import torch
 
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.kernels.cpu import model_step
-from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, VERSION, Block
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, MLPS, VERSION
+from tarnn.kernels.cpu.products import Block
+from tarnn.program.feature_functions import FUNCTIONS
 
 pytestmark = pytest.mark.usefixtures("compiled")
 HIDDEN, HEADS, KEY_HEADS, D, INNER, TOKENS = 24, 4, 2, 8, 40, 11
@@ -79,7 +81,7 @@ def delta(block):
 def written() -> Block:
     """A model of five layers with all that a plan can say of them."""
     torch.manual_seed(0)
-    block = Block()
+    block = Block(VERSION)
     block.numbers(HIDDEN, HEADS, KEY_HEADS, D, 5, 1)
     block.numbers(True, True, True)  # pre-norm, centred, normalised
     block.numbers(D, True)

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from support.drawn_programs import VOCABULARY, compiled
 
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.program import definition
 from tarnn.program.recording import Recorder, apply, heads, norm, product, rotate, softmax
 from tarnn.program.runtime import Runtime

@@ -12,7 +12,7 @@ from support.step_models import text_model
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.opening import open_step
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.serving.model import ServedModel, StateKey
 from tarnn.serving.pool import Pool, copy_of
 from tarnn.serving.snapshot import Snapshot

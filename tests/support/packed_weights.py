@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.model_step import GROUP, PANEL, padded
+from tarnn.kernels.cpu.products import GROUP, PANEL, padded
 
 EXTREMES = (-8.0, -7.5, -7.0, -8.5, -9.0, 7.0)  # what the largest of a group may be, in units of its factor
 

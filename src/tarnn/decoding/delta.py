@@ -7,7 +7,8 @@ from torch import Tensor
 
 from tarnn.attention.gated_delta import GatedDeltaState
 from tarnn.decoding.parts import Decay, Norm, Product, Shapes
-from tarnn.kernels.cpu.model_step import DECAYS, PANEL, Block, padded
+from tarnn.kernels.cpu.model_step import DECAYS
+from tarnn.kernels.cpu.products import PANEL, Block, padded
 from tarnn.ops import State
 
 

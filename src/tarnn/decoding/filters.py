@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tarnn.decoding.parts import Product, Shapes
-from tarnn.kernels.cpu.model_step import PANEL, Block, padded
+from tarnn.kernels.cpu.products import PANEL, Block, padded
 from tarnn.ops import ConvolutionState, State
 
 

@@ -14,7 +14,7 @@ from tarnn.decoding.packed_file import AGAIN, MORE_TEMPLATES, OF_TOKENIZERS, Pac
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.tokenizer import FILE as TOKENIZER, SavedTokenizer, open_tokenizer
 from tarnn.errors import UserError
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.program.outline import program_of
 from tarnn.program.runtime import Runtime, Unavailable
 

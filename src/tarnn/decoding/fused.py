@@ -19,7 +19,8 @@ from tarnn.decoding.parts import Attention, Mixer
 from tarnn.decoding.plan import OldKernels, Plan, Refusal
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS, STORED, VERSION, run, version_read
+from tarnn.kernels.cpu.model_step import VERSION, run, version_read
+from tarnn.kernels.cpu.products import FORMATS, STORED
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
@@ -71,7 +72,7 @@ class FusedStep:
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them, states and all else are
     float32. None: bfloat16 for a model in bfloat16, else float32, so that no weight is rounded. With int8 and int4, rows of
-    activations become bytes too (see `tarnn.kernels.cpu.model_step`), and the head is bfloat16.
+    activations become bytes too (see `tarnn.kernels.cpu.products`), and the head is bfloat16.
     most_places: sinusoidal positions that are kept in a table; where a model has more, each step computes its own.
     copy_tokens: False shares the table of embeddings, which stays in the model's type, with a model that is written no more.
     classes: descriptions of modules that don't describe themselves (see `tarnn.decoding.plan`).

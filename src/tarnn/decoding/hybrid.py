@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.model_step import Block
+from tarnn.kernels.cpu.products import Block
 from tarnn.ops.softmax.cache import KVCache
 from tarnn.ops.state import State
 from tarnn.ops.states import HybridState

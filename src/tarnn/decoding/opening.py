@@ -25,7 +25,7 @@ from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
 from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.log import Log, silent
 from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig

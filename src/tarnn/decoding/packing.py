@@ -10,13 +10,15 @@ from torch import Tensor
 
 from tarnn.decoding.parts import Attention, Features, FeedForward, Norm, Shift
 from tarnn.decoding.plan import Plan
-from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, Block
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, MLPS, VERSION
+from tarnn.kernels.cpu.products import Block
 from tarnn.kernels.features import NAMES
+from tarnn.program.feature_functions import FUNCTIONS
 
 
 def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
-    block = Block()
+    block = Block(VERSION)
     rotations = {_key(x.frequencies): x.frequencies for x in plan.attentions if x.frequencies is not None}
     block.numbers(plan.head.weight.shape[1], *plan.heads, len(plan.layers), len(rotations))
     block.numbers(plan.pre_norm, plan.centred, plan.normalize)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from tarnn.decoding.hybrid import Hybrid
-from tarnn.kernels.cpu.model_step import Block
+from tarnn.kernels.cpu.products import Block
 from tarnn.ops import KVCache, LinearState, NoState, State
 
 Shapes = Iterator[tuple[Any, ...]]  # each tensor, and what its shape may be
@@ -54,7 +54,7 @@ class Shift(NamedTuple):
 class Features(NamedTuple):
     """How φ(x) is made: x ← (x − centre)·stretch, then u = Ω x + bias − square·|x|² + offset and φ = gain·function(u) + shift.
 
-    function: a name of `kernels.cpu.model_step.FUNCTIONS`. number: of exp, the least that its logarithm may be; of dpfp, ν; of
+    function: a name of `program.feature_functions.FUNCTIONS`. number: of exp, the least that its logarithm may be; of dpfp, ν; of
     cosformer, the angle per position. parts: of pairs, the factors of 1, x, x², x_i·x_j, x, 1.
     """
 

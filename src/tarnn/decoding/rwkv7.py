@@ -8,7 +8,7 @@ from torch import Tensor
 from tarnn.attention.rwkv7_layer import Rwkv7State
 from tarnn.attention.token_shift import RwkvState
 from tarnn.decoding.parts import Norm, Product, Shapes
-from tarnn.kernels.cpu.model_step import PANEL, Block, padded
+from tarnn.kernels.cpu.products import PANEL, Block, padded
 from tarnn.ops import State
 
 

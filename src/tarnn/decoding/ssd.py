@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tarnn.attention.mamba2 import Mamba2State
 from tarnn.decoding.parts import Norm, Product, Shapes
-from tarnn.kernels.cpu.model_step import PANEL, Block, padded
+from tarnn.kernels.cpu.products import PANEL, Block, padded
 from tarnn.ops import State
 
 

@@ -21,7 +21,7 @@ from tarnn.decoding.plan import OldKernels, Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.versions import by_role, cache_name
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
 from tarnn.ops import State

@@ -5,7 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tarnn.kernels.cpu.model_step import FUNCTIONS as FUNCTIONS
+from tarnn.kernels.features import NAMES
+
+# as csrc/runtime/feature_map.h has them
+OTHERS = ("abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer", "log_softmax")
+FUNCTIONS = (*NAMES, *OTHERS)
 
 
 def width_of(function: str, d: int, omega: Tensor | None, numbers: Mapping[str, Any]) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.model_step import FUNCTIONS as MAPS
 from tarnn.numerics import default_eps
+from tarnn.program.feature_functions import FUNCTIONS as MAPS
 from tarnn.program.instructions import Instruction, Program, View
 from tarnn.program.recording import FUNCTIONS, ProgramError
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.model_step import FORMATS, Block
+from tarnn.kernels.cpu.products import FORMATS, Block
 from tarnn.program.fusion import Fusion, Operation
 from tarnn.program.instructions import Program, View
 from tarnn.program.phases import Phases
@@ -78,7 +78,7 @@ class Packer:
         self.slots = Slots(self.phases, self.fusion.sizes, groups)
         self.bytes_of: dict[tuple[int, View], int] = {}
         self._round_rows()
-        self.block = Block()
+        self.block = Block(VERSION)
 
     def pack(self) -> Packed:
         """Return the program as the runtime opens it."""
@@ -101,9 +101,7 @@ class Packer:
                 for x in some:
                     self._write(x)
         tables = [embed.weights[name] for name in ("tokens", "places") if name in embed.weights]
-        numbers = block.plan
-        numbers[0] = VERSION
-        return Packed(torch.tensor(numbers), block.bytes(), [_table(x) for x in tables])
+        return Packed(torch.tensor(block.plan), block.bytes(), [_table(x) for x in tables])
 
     def _format_of(self, x: Operation) -> str:
         return self.exact if x.exact or x.kind == "head" else self.format

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Tokens without padding (n,), as `kernels.cpu.model_step.run` takes them. real (b, t): which of the tokens they are."""
+    """Tokens without padding (n,), as a program's runtime takes them. real (b, t): which of the tokens they are."""
 
     ids: Tensor
     starts: Tensor

@@ -9,7 +9,7 @@ from support.linear_families import TOKENS, linear_model
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.huggingface.described.mamba2 import CLASSES
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models.state import ModelState
 
 pytestmark = [

@@ -13,7 +13,7 @@ from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.feature_maps import GeneralizedFeatures, GeneralizedRandomFeatures, OwnMap, names
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models import TarnnForCausalLM
 
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")

@@ -12,7 +12,7 @@ from scripts.common.clock import with_threads
 from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.ops import KVCache
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")

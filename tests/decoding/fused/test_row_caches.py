@@ -10,7 +10,7 @@ from support.step_models import text_model
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.state_check import UnfitState
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache
 from tarnn.ops.softmax.cache import RowCaches

@@ -9,7 +9,7 @@ from support.rwkv_models import VOCABULARY, rwkv_model
 from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.kernels.cpu.products import FORMATS
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 IDS = torch.randint(VOCABULARY, (3, 50), generator=torch.Generator().manual_seed(0))
