@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tarnn.decoding.state_check import tensors_of
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.ops.softmax.cache import RowCaches, full
@@ -59,6 +60,14 @@ def masked(layer: State) -> State:
     if not isinstance(layer, KVCache) or layer.mask is not None:
         return layer
     return replace(layer, mask=torch.ones(len(layer.k), layer.capacity, dtype=torch.bool, device="cpu"))
+
+
+def widened(layer: State) -> State:
+    """Return a state as the step keeps it: the last inputs in float32, keys and values not in float16."""
+    narrow = {torch.float16} if isinstance(layer, KVCache | RowCaches) else {torch.float16, torch.bfloat16}
+    if all(x.dtype not in narrow for x in tensors_of(layer)):
+        return layer
+    return layer.map(lambda x: x.float() if x.dtype in narrow else x)
 
 
 def copy_of(state: ModelState, capacity: int = 0) -> ModelState:

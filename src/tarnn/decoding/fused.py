@@ -3,7 +3,7 @@
 It computes the same sums in the same order as `model.step`; results agree to float32 rounding. Weights may be kept in fewer bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
 from typing import Any, TypeVar
@@ -13,11 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tarnn.decoding.caches import check_room, lengths_of, longer, masked
+from tarnn.decoding.caches import check_room, lengths_of, longer, masked, widened
+from tarnn.decoding.live import program_of
 from tarnn.decoding.packing import pack
 from tarnn.decoding.parts import Attention, Mixer
 from tarnn.decoding.plan import OldKernels, Plan, Refusal
+from tarnn.decoding.program_step import ProgramStep
 from tarnn.decoding.state_check import check_state, tensors_of
+from tarnn.errors import UserError
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import VERSION, run, version_read
 from tarnn.kernels.cpu.products import FORMATS, STORED
@@ -25,7 +28,8 @@ from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, State as LayerState
-from tarnn.ops.softmax.cache import RowCaches
+from tarnn.program.recording import ProgramError
+from tarnn.program.runtime import Runtime, Unavailable, whole
 from tarnn.program.tokens import check_tokens, rows_of
 
 State = TypeVar("State", bound=ModelState)
@@ -102,18 +106,21 @@ class FusedStep:
             except Refusal as reason:
                 raise Refusal(f"there is no fused step for this model: {reason}. Use model.step.") from reason
             self.weights = weights or default_format(plan)
+            self.num_outputs = len(plan.head.weight)
+            self.attentions = [x.attention for x in plan.layers]
+            self.new_row = self._expected = [y for x in self.attentions for y in _states_of(x)]  # on the meta device
+            self.program = program_step(model, self.weights, self.new_row, copy_tokens)
+            if self.program is not None:
+                self.packed_plan, self.packed_weights, tables = self.program.runtime.packed
+                self.tokens, self.places = tables[0], tables[1] if len(tables) > 1 else None
+                return
             self.packed_plan, self.packed_weights = pack(plan, self.weights)
             self.hidden, self.scale, self.limit = plan.head.weight.shape[1], plan.scale, plan.limit
             self.tokens = plan.tokens.clone() if copy_tokens else plan.tokens.detach()
             self._narrow = any(x.dtype != torch.float32 for x in model.parameters())
             self.places, self._place_of = self._place_table(plan, most_places)
-        self.num_outputs = len(plan.head.weight)
         limit = min(self.limit or NO_LIMIT, NO_LIMIT)
         self._numbers = limit, plan.norm_eps, default_eps(torch.float32), float(self.scale)
-        self.attentions = [x.attention for x in plan.layers]
-        self.new_row = self._expected = [
-            state for x in self.attentions for state in _states_of(x)
-        ]  # on the meta device
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
@@ -125,8 +132,10 @@ class FusedStep:
         Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
         model's last position, and UnfitState for a state that is not of this model's kind; nothing is written then.
         """
+        if self.program is not None:
+            return self.program(token_ids, state, inplace=inplace)
         state = self.widened(state if inplace else state.clone())
-        ids = _whole(token_ids)
+        ids = whole(token_ids)
         tensors = self._check_room(state, len(ids), 1)
         parameters = torch.empty(len(ids), self.num_outputs, dtype=torch.float32, device="cpu")
         return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
@@ -136,13 +145,15 @@ class FusedStep:
 
         Steps and prompts take either; a state that is written in place, by `over`, has to be one of these. Other states: itself.
         """
+        if self.program is not None:
+            return self.program.widened(state)
         if not self._narrow or state.layers is self._checked[1]:
             return state
-        return replace(state, layers=tuple(map(_widened, state.layers)))
+        return replace(state, layers=tuple(map(widened, state.layers)))
 
     def check(self, state: ModelState) -> None:
         """Raise UnfitState for anything but the state of one row, as this model makes it."""
-        check_state(state, self._expected, 1)
+        check_state(state, self.new_row, 1)
 
     def over(self, state: ModelState, parameters: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
@@ -156,6 +167,8 @@ class FusedStep:
                 "a state with one length for all rows of a key/value cache changes with each token; call the step with each new "
                 "state, or give each row a cache of its own: RowCaches."
             )
+        if self.program is not None:
+            return self.program.over(state, parameters)
         tensors, lengths = self._check_room(state, len(state.position), 0), lengths_of(state.layers)
 
         def step(token_ids: Tensor) -> None:
@@ -180,6 +193,8 @@ class FusedStep:
 
         Raises ValueError as a step does; nothing is written then.
         """
+        if self.program is not None:
+            return self.program.prefill(token_ids, state, attention_mask, inplace=inplace, every=every)
         state = self.widened(state if inplace else state.clone())
         ids, real = check_tokens(token_ids, attention_mask, len(self.tokens))
         b, t = ids.shape
@@ -290,27 +305,32 @@ class FusedStep:
             check_length(self.model.config, 1, int(positions.max()))
 
 
+def program_step(model: nn.Module, weights: str, states: Sequence[LayerState], copy_tokens: bool) -> ProgramStep | None:
+    """Return the step of the model's program; None where the plan computes.
+
+    It does where there is no program that runs compiled, or one whose states are not as wide as `states`, which caches of
+    transformers hold.
+    """
+    try:
+        program = program_of(model)
+        if copy_tokens:
+            embed = program.instructions[0]
+            tables = {name: x.clone() for name, x in embed.weights.items()}
+            program = replace(program, instructions=(replace(embed, weights=tables), *program.instructions[1:]))
+        step = ProgramStep(model, Runtime(program, weights))
+    except (ProgramError, Unavailable, UserError, Refusal):
+        return None
+    return step if shapes_of(step.expected) == shapes_of(states) else None
+
+
+def shapes_of(states: Sequence[LayerState]) -> list[tuple[type, list[torch.Size]]]:
+    """Return the class and the shapes of each of some states of one row."""
+    return [(type(x), [y.shape for y in tensors_of(x)]) for x in states]
+
+
 def default_format(plan: Plan) -> str:
     """The format that keeps the weights as they are: float16 has more digits than bfloat16, and needs float32."""
     return "bfloat16" if plan.head.weight.dtype == torch.bfloat16 else "float32"
-
-
-def _widened(layer: LayerState) -> LayerState:
-    narrow = {torch.float16} if isinstance(layer, KVCache | RowCaches) else {torch.float16, torch.bfloat16}
-    if all(x.dtype not in narrow for x in tensors_of(layer)):
-        return layer
-    return layer.map(lambda x: x.float() if x.dtype in narrow else x)
-
-
-def _whole(token_ids: Tensor) -> Tensor:
-    """Tokens (b,) as the kernel reads them: int64, in a row."""
-    if token_ids.dtype != torch.int64 or token_ids.ndim != 1:
-        if token_ids.ndim != 1 or token_ids.is_floating_point() or token_ids.dtype == torch.bool:
-            raise ValueError(
-                f"a step takes token ids (b,), whole numbers; got {tuple(token_ids.shape)} of {token_ids.dtype}."
-            )
-        token_ids = token_ids.long()
-    return token_ids.contiguous()
 
 
 def _states_of(x: Attention | Mixer) -> tuple[LayerState, ...]:

@@ -85,8 +85,7 @@ class Plan:
 
     def __init__(self, model: nn.Module, classes: Mapping[type, Callable[..., Any]] | None = None):
         self.model, self.classes = model, {**OF_TORCH, **(classes or {})}
-        if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-            raise Refusal("there is a hook on all modules")
+        check_no_global_hooks()
         self._check_hooks(model)
         if describe := self.classes.get(type(model)) or getattr(type(model), "describe", None):
             describe(model, self)
@@ -105,10 +104,8 @@ class Plan:
         describe = self.classes.get(kind) or vars(kind).get("describe")
         if describe is None:
             raise self.refusal(module, "does not describe itself")
-        for name, value in vars(module).items():  # as offloading libraries do it
-            same = isinstance(value, nn.Module) or getattr(value, "computes_the_same", False)
-            if callable(value) and not same and hasattr(kind, name):
-                raise self.refusal(module, f"has a method of its own, {name}")
+        if (own := own_method(module)) is not None:
+            raise self.refusal(module, f"has a method of its own, {own}")
         if isinstance(module, nn.Module):
             self._check_hooks(module)
         return describe(module, self, *facts, **named)
@@ -119,12 +116,8 @@ class Plan:
         return Refusal(f"{place} ({type(part).__name__}) {why}")
 
     def _check_hooks(self, module: nn.Module) -> None:
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(map(_is_harmless, hooks)):
-            raise self.refusal(module, "has a hook")
-        # others do the same in training: transformers leaves a new head so
-        if module.training and not isinstance(module, nn.Linear | nn.Embedding):
-            raise self.refusal(module, "is in training mode")
+        if (why := why_watched(module)) is not None:
+            raise self.refusal(module, why)
 
     @property
     def attentions(self) -> list[Attention]:
@@ -172,6 +165,30 @@ class Plan:
             yield from x.attention.shapes(hidden)
             if x.mlp is not None:
                 yield from x.mlp.shapes(hidden)
+
+
+def check_no_global_hooks() -> None:
+    """Raise Refusal where there are hooks that any module calls."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise Refusal("there is a hook on all modules")
+
+
+def own_method(module: Any) -> str | None:
+    """Return the name of a method that this instance has in place of its class's, as offloading libraries do it."""
+    for name, value in vars(module).items():
+        same = isinstance(value, nn.Module) or getattr(value, "computes_the_same", False)
+        if callable(value) and not same and hasattr(type(module), name):
+            return name
+    return None
+
+
+def why_watched(module: nn.Module) -> str | None:
+    """Return why a module may compute something else than its class says: a hook, or training mode."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    if not all(map(_is_harmless, hooks)):
+        return "has a hook"
+    # others do the same in training: transformers leaves a new head so
+    return "is in training mode" if module.training and not isinstance(module, nn.Linear | nn.Embedding) else None
 
 
 def _is_harmless(hook: Any) -> bool:

@@ -87,11 +87,11 @@ class Runtime:
         Raises ValueError for anything but tokens of the vocabulary, beyond the last position, and for a state of another kind;
         nothing is written then.
         """
-        ids = _whole(token_ids)
+        ids = whole(token_ids)
         state = _by_row(state if inplace else state.clone())
         tensors = self._tensors(state, [1] * len(ids))
         logits = torch.empty(len(ids), self.num_outputs)
-        self._run(ids, state, tensors, logits, self._extra(state, state.position))
+        self.run(ids, state, tensors, logits)
         return logits, self._after(state, tensors, [1] * len(ids))
 
     def prefill(
@@ -114,20 +114,7 @@ class Runtime:
         counts = [t] * b if real is None else real.sum(-1).tolist()
         tensors = self._tensors(state, counts)
         self._check_length(state.position + torch.tensor(counts))
-        last = torch.empty(b, self.num_outputs)
-        logits = torch.zeros(b, t, self.num_outputs) if every else None
-        for start in range(0, t, piece := max(1, ROWS // max(b, 1))):
-            part = slice(start, start + piece)
-            rows = rows_of(ids[:, part], None if real is None else real[:, part])
-            out = last if logits is None else last.new_empty(len(rows.ids), self.num_outputs)
-            keep = None if logits is not None or bool((rows.starts.diff() > 0).all()) else last.clone()
-            extra = self._extra(state, rows.positions(state.position), rows.sequences)
-            self._run(rows.ids, state, tensors, out, extra, rows.starts, every)
-            if logits is not None:
-                logits[:, part][rows.real] = out
-            elif keep is not None:  # a row that had no token here keeps what its last one gave
-                last = torch.where((rows.starts.diff() > 0)[:, None], last, keep)
-        return last if logits is None else logits, self._after(state, tensors, counts)
+        return self.read(ids, real, state, tensors, every=every), self._after(state, tensors, counts)
 
     def over(self, state: ModelState, logits: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
@@ -142,9 +129,33 @@ class Runtime:
         tensors = self._tensors(state, [0] * len(state.position))
 
         def step(token_ids: Tensor) -> None:
-            self._run(token_ids, state, tensors, logits, self._extra(state, state.position))
+            self.run(token_ids, state, tensors, logits)
 
         return step
+
+    def run(self, ids: Tensor, state: ModelState, tensors: list[Tensor], out: Tensor) -> None:
+        """Read one token of each row into `out`. tensors: those of the state, by row, which nobody checks here."""
+        self._run(ids, state, tensors, out, self._extra(state, state.position))
+
+    def read(
+        self, ids: Tensor, real: Tensor | None, state: ModelState, tensors: list[Tensor], *, every: bool = False
+    ) -> Tensor:
+        """Read checked tokens (b, t), of which those that are `real` count: what `prefill` returns. tensors: as in `run`."""
+        b, t = ids.shape
+        last = torch.empty(b, self.num_outputs)
+        logits = torch.zeros(b, t, self.num_outputs) if every else None
+        for start in range(0, t, piece := max(1, ROWS // max(b, 1))):
+            part = slice(start, start + piece)
+            rows = rows_of(ids[:, part], None if real is None else real[:, part])
+            out = last if logits is None else last.new_empty(len(rows.ids), self.num_outputs)
+            keep = None if logits is not None or bool((rows.starts.diff() > 0).all()) else last.clone()
+            extra = self._extra(state, rows.positions(state.position), rows.sequences)
+            self._run(rows.ids, state, tensors, out, extra, rows.starts, every)
+            if logits is not None:
+                logits[:, part][rows.real] = out
+            elif keep is not None:  # a row that had no token here keeps what its last one gave
+                last = torch.where((rows.starts.diff() > 0)[:, None], last, keep)
+        return last if logits is None else logits
 
     def _tensors(self, state: ModelState, counts: Sequence[int]) -> list[Tensor]:
         """The tensors that the kernel writes, checked; ValueError where it can't, or where `counts` tokens have no room."""
@@ -194,7 +205,7 @@ def _by_row(state: AnyState) -> AnyState:
     return cast(AnyState, by_row(state)) if any(isinstance(x, KVCache) for x in state.layers) else state
 
 
-def _whole(token_ids: Tensor) -> Tensor:
+def whole(token_ids: Tensor) -> Tensor:
     """Tokens (b,) as the kernel reads them: int64, in a row."""
     if token_ids.ndim != 1 or token_ids.is_floating_point() or token_ids.dtype == torch.bool:
         raise ValueError(

@@ -33,7 +33,7 @@ def step_of(weights="float32", **changes):
 
 
 def new_state(step, rows):
-    layers = (x.map(lambda y: torch.zeros(rows, *y.shape[1:], device="cpu")) for x in step._expected)
+    layers = (x.map(lambda y: torch.zeros(rows, *y.shape[1:], device="cpu")) for x in step.new_row)
     return ModelState(tuple(layers), torch.zeros(rows, dtype=torch.int64))
 
 
