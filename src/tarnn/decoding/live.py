@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from tarnn.decoding.plan import Refusal, check_no_global_hooks, own_method, why_watched
 from tarnn.families.by_name import FAMILIES, family_of
 from tarnn.families.config import Config
+from tarnn.families.rwkv7 import program_of_weights
 from tarnn.families.weights import Weights
 from tarnn.models.config import ModelConfig
 from tarnn.models.images import ImageModelConfig
 from tarnn.models.meta_device import build_on_meta
+from tarnn.models.rwkv import RwkvModel
 from tarnn.program.instructions import Program
 
 OURS = ("tarnn.", "transformers.", "torch.nn.")  # homes of classes whose modules compute what their families say
@@ -30,12 +32,16 @@ def program_of(model: nn.Module) -> Program:
     Raises Refusal, with the place, for a model that was changed since its config built it, UserError for weights that are not
     those of its config, and ProgramError for what programs don't have.
     """
-    fields = fields_of(model)
+    fields, name = fields_of(model), type(model).__name__
+    if type(model) is RwkvModel:  # its weights say all sizes
+        tensors = model.state_dict()
+        check_unchanged(model, RwkvModel.from_weights(tensors))
+        return program_of_weights(Weights.of(tensors, f"this {name}"))
     if fields.get("model_type") not in FAMILIES:
-        raise Refusal(f"it is made for whole models of known families, not for {type(model).__name__}")
-    check_unchanged(model)
-    config = Config(fields, f"the config of this {type(model).__name__}")
-    return family_of(config)(config, Weights.of(model.state_dict(), f"this {type(model).__name__}"))
+        raise Refusal(f"it is made for whole models of known families, not for {name}")
+    check_unchanged(model, build_on_meta(type(model), cast(Any, model).config))
+    config = Config(fields, f"the config of this {name}")
+    return family_of(config)(config, Weights.of(model.state_dict(), f"this {name}"))
 
 
 def fields_of(model: nn.Module) -> dict[str, Any]:
@@ -47,14 +53,14 @@ def fields_of(model: nn.Module) -> dict[str, Any]:
     return {} if kind is None else {**asdict(config), "model_type": kind}
 
 
-def check_unchanged(model: nn.Module) -> None:
-    """Raise Refusal for a model that may compute anything but what its config says, at the first such module.
+def check_unchanged(model: nn.Module, fresh: nn.Module) -> None:
+    """Raise Refusal for a model that may compute anything but what a fresh one does, at the first such module.
 
     Looked for are hooks, methods of an instance's own, training mode, classes and numbers that a fresh model has not, buffers
     that are in no checkpoint, and another implementation of attention than softmax over all keys.
     """
     check_no_global_hooks()
-    expected = dict(build_on_meta(type(model), cast(Any, model).config).named_modules())
+    expected = dict(fresh.named_modules())
     for place, module in model.named_modules():
         if place not in expected:
             raise Refusal(f"{place} ({type(module).__name__}) is not in a model of its config")

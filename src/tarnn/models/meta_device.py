@@ -16,6 +16,6 @@ class _NoInitialWeights(TorchFunctionMode):
 
 
 def build_on_meta(kind: Any, config: Any, **options: Any) -> Any:
-    """Return kind(config, …) on the meta device: nothing is allocated."""
-    with torch.device("meta"), _NoInitialWeights():
+    """Return kind(config, …) on the meta device: nothing is allocated, and torch's next random numbers stay the same."""
+    with torch.random.fork_rng(devices=()), torch.device("meta"), _NoInitialWeights():
         return kind(config, **options)

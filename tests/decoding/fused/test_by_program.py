@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.rwkv_models import rwkv_model
 from support.step_models import MAPS, SERVED, SERVED_IMAGES, image_model, map_model, text_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -31,6 +32,21 @@ def test_texts_run_by_their_programs(kind):
     record = TextModel(model.config.record())
     record.load_state_dict(model.state_dict())
     assert FusedStep(record.eval()).program is not None
+
+
+@compiled
+def test_making_a_step_draws_no_random_number():
+    model = text_model(**SERVED["delta"])
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    FusedStep(model)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@compiled
+def test_rwkv_runs_by_its_program():
+    assert FusedStep(rwkv_model().float().eval()).program is not None
 
 
 @compiled

@@ -9,11 +9,11 @@ from hypothesis import assume, example, given, settings, strategies as some
 from support.step_models import MAPS, SERVED, SERVED_IMAGES, image_model, text_model
 
 from scripts.common.clock import with_threads
-from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
 from tarnn.ops import KVCache
+from tarnn.program import runtime
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
@@ -78,7 +78,7 @@ def padded(lengths, padding, generator):
     some.sampled_from(PADDINGS),
     some.lists(some.integers(1, 60), max_size=2),
     some.sampled_from([1, 3]),
-    some.sampled_from([5, 64, fused.ROWS]),
+    some.sampled_from([5, 64, runtime.ROWS]),
 )
 @example("softmax", "float32", [6, 17, 13, 47], "right", [], 1, 5)  # pieces in which some rows have no token
 @settings(max_examples=60, deadline=None)
@@ -96,7 +96,7 @@ def test_it_is_to_the_last_bit_what_steps_give(kind, weights, lengths, padding, 
     assume(mask is None or all(mask[:, slice(*piece)].any(-1).all() for piece in pieces))
     state, outs = step.model.new_state(len(lengths), capacity=t), []
     with with_threads(threads), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "ROWS", rows)
+        patch.setattr(runtime, "ROWS", rows)
         for piece in (slice(*piece) for piece in pieces):
             part = None if mask is None else mask[:, piece]
             outs.append(step.prefill(ids[:, piece], state, part, every=True)[0])
@@ -113,7 +113,7 @@ def test_it_is_to_the_last_bit_what_steps_give(kind, weights, lengths, padding, 
 @pytest.mark.parametrize("kind", ["softmax", "hybrid"])
 def test_padding_between_keys_changes_no_more_than_rounding(kind, padding, monkeypatch):
     """Against the model, in pieces; then a step goes on."""
-    monkeypatch.setattr(fused, "ROWS", 20)
+    monkeypatch.setattr(runtime, "ROWS", 20)
     step, mask = step_of(kind, "float32"), padded([3, 30, 17], padding, torch.Generator().manual_seed(0))
     model, ids = step.model, torch.randint(0, 97, mask.shape)
     logits, state = step.prefill(ids, model.new_state(3, capacity=40), mask)
@@ -139,7 +139,7 @@ def test_positions_beyond_a_table_are_computed(monkeypatch):
     """Those that a formula gives are not kept for long models; each piece has its own."""
     model = text_model(position="sinusoidal", max_position_embeddings=64)
     short, long = FusedStep(model), FusedStep(model, most_places=8)
-    monkeypatch.setattr(fused, "ROWS", 7)
+    monkeypatch.setattr(runtime, "ROWS", 7)
     ids, mask = torch.randint(0, 97, (2, 20)), torch.ones(2, 20)
     mask[1, 2:9] = 0
     for step in (short, long):

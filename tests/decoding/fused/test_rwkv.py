@@ -6,10 +6,10 @@ import pytest
 import torch
 from support.rwkv_models import VOCABULARY, rwkv_model
 
-from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
+from tarnn.program import runtime
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 IDS = torch.randint(VOCABULARY, (3, 50), generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def test_to_the_last_bit_in_any_pieces(model, weights, monkeypatch):
     step = FusedStep(model, weights)
     mask = torch.ones_like(IDS)
     mask[0, :30] = mask[1, 45:] = mask[2, 3:9] = 0
-    monkeypatch.setattr(fused, "ROWS", 7)
+    monkeypatch.setattr(runtime, "ROWS", 7)
     logits, state = step.prefill(IDS, model.new_state(3), mask, every=True)
     for row, real in enumerate(mask.bool()):
         expected, alone = one_by_one(step, IDS[row : row + 1, real], model.new_state(1))
