@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
 
 class ProgramStep:
-    """What `FusedStep` does, by the runtime of a model's program."""
+    """Step by the runtime of a model's program, on states as `FusedStep` takes them."""
 
     def __init__(self, model: Any, runtime: Runtime):
         self.model, self.runtime = model, runtime
