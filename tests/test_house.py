@@ -46,7 +46,6 @@ COMPUTES_NAMES = {  # files that import a module by a name which stands nowhere 
     "tarnn.registry": "the files of a package, for all names that they declare",
     "tarnn.kernels.contract": "backends",
     "tarnn.cli.main": "a command, when it is called",
-    "tarnn.huggingface.described": "the descriptions of one family of transformers' models",
     "tarnn.families.by_name": "the file of one family",
     "tarnn.huggingface.patching.patch": "the files of transformers' families",
     "tarnn.huggingface.patching.fla": "files of flash-linear-attention, whose functions it replaces",

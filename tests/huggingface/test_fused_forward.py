@@ -122,8 +122,8 @@ def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids,
     assert torch.equal(generated(model, x, "float32"), expected)  # by request
     assert len(steps) == 1
     assert "generate of Linear knows no fused step" in why_not_fused(torch.nn.Linear(2, 2))
-    with patch_transformers(other := linear_model("LFM2")):
-        assert why_not_fused(other).endswith("patch_transformers() Qwen3-Next, Qwen3.5, OLMo-hybrid, Mamba-2")
+    with patch_transformers(other := linear_model("Bamba")):
+        assert why_not_fused(other).endswith("patch_transformers() Qwen3-Next, Qwen3.5, OLMo-hybrid, LFM2, Mamba-2")
 
 
 def test_old_kernels_are_warned_of_by_default(make_model, ids, monkeypatch):

@@ -39,6 +39,7 @@ PATCHED = {
     "Qwen3-Next": lambda: Qwen3NextConfig(**HEADS, **DELTA, num_experts=0),
     "Qwen3.5": lambda: Qwen3_5TextConfig(**HEADS, **DELTA),
     "OLMo-hybrid": lambda: OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}),
+    "LFM2": None,
     "Mamba-2": None,
 }
 CONVERTED = ("Llama", "Mistral", "Qwen2", "Qwen3")

@@ -7,13 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from transformers.activations import SiLUActivation
 
-from tarnn.conversion.options import DEFAULTS, child_of
-from tarnn.huggingface.described.common import describe_backbone, describe_causal, describe_mlp, describe_norm
+from tarnn.conversion.options import DEFAULTS, child_of, converted_layers
 
 EXACT = (None, "eager", "sdpa")  # attention that is softmax over all keys
 # whose angles are the same at every length; the others also change what they multiply with
 ROTARY = ("default", "linear", "llama3")
+
+
+def describe_causal(model: Any, plan: Any) -> None:
+    plan.add(model.model)
+    plan.head = plan.add(model.lm_head)
+
+
+def describe_backbone(model: Any, plan: Any) -> None:
+    plan.tokens, plan.last_norm = plan.add(model.embed_tokens), plan.add(model.norm)
+    frequencies = plan.add(model.rotary_emb)
+    plan.layers = [plan.add(layer, frequencies) for layer in model.layers[: model.config.num_hidden_layers]]
+
+
+def describe_norm(norm: Any, plan: Any) -> Any:
+    return plan.norm(norm.weight, eps=norm.variance_epsilon)
+
+
+def describe_mlp(mlp: Any, plan: Any) -> Any:
+    if type(mlp.act_fn) not in (SiLUActivation, nn.SiLU):
+        raise plan.refusal(mlp, "has another function than silu")
+    return plan.feed_forward(plan.add(mlp.up_proj), plan.add(mlp.down_proj), plan.add(mlp.gate_proj))
 
 
 def describe_layer(layer: Any, plan: Any, frequencies: Any) -> Any:
@@ -74,6 +95,11 @@ def classes_of(model: nn.Module) -> dict[type, Callable[..., Any]]:
     """The descriptions of a model's modules, by their very classes."""
     kinds = {type(x) for x in model.modules()}
     return {kind: NAMES[place] for kind in kinds if (place := (kind.__module__, kind.__name__)) in NAMES}
+
+
+def converted_classes(model: nn.Module) -> dict[type, Callable[..., Any]] | None:
+    """The descriptions of the modules of a converted model; None for another, which its program describes."""
+    return classes_of(model) if converted_layers(model) else None
 
 
 def is_described(model: nn.Module) -> bool:

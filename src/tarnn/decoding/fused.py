@@ -28,8 +28,10 @@ from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, State as LayerState
+from tarnn.program.fusion import Fusion
+from tarnn.program.instructions import Program
 from tarnn.program.recording import ProgramError
-from tarnn.program.runtime import Runtime, Unavailable, whole
+from tarnn.program.runtime import Runtime, Unavailable, check_kernels, whole
 from tarnn.program.tokens import check_tokens, rows_of
 
 State = TypeVar("State", bound=ModelState)
@@ -42,20 +44,45 @@ MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, e
 def refusal(model: nn.Module, classes: Classes | None = None, *, anywhere: bool = False) -> str | None:
     """Why there is no fused step for this model, or None. anywhere: judge it as if its weights were float32 on a CPU."""
     try:
-        plan_of(model, classes, anywhere=anywhere)
+        if is_foreign(model, classes):
+            check_program(model, anywhere=anywhere)
+        else:
+            plan_of(model, classes, anywhere=anywhere)
     except Refusal as reason:
         return str(reason)
     return None
 
 
-def plan_of(model: nn.Module, classes: Classes | None, *, anywhere: bool = False) -> Plan:
-    """The plan of this model. Raises Refusal where there is no fused step; arguments as in `refusal`."""
+def is_foreign(model: nn.Module, classes: Classes | None) -> bool:
+    """Whether a model of another library computes by its program alone."""
+    return classes is None and not hasattr(type(model), "describe")
+
+
+def check_program(model: nn.Module, *, anywhere: bool = False) -> Program:
+    """Return the program of a model. Raises Refusal where there is none that runs compiled; arguments as in `refusal`."""
+    check_weights(model, anywhere=anywhere)
+    try:
+        check_kernels()
+        program = program_of(model)
+        Fusion(program)
+    except (ProgramError, UserError, Unavailable) as error:
+        raise Refusal(str(error).rstrip(".")) from error
+    return program
+
+
+def check_weights(model: nn.Module, *, anywhere: bool = False) -> None:
+    """Raise Refusal for weights that can't be packed. anywhere: whatever their type and place."""
     weights = [] if anywhere else list(model.parameters())
     if other := [p for p in weights if p.device.type != "cpu" or p.dtype not in STORED]:
         types = ", ".join(str(x).removeprefix("torch.") for x in (torch.float32, torch.bfloat16, torch.float16))
         raise Refusal(f"its weights must be of {types}, on a CPU; some are {other[0].dtype}, on {other[0].device}")
     if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
         raise Refusal("its weights are sharded, or kept in another way than as numbers")
+
+
+def plan_of(model: nn.Module, classes: Classes | None, *, anywhere: bool = False) -> Plan:
+    """The plan of this model. Raises Refusal where there is no fused step; arguments as in `refusal`."""
+    check_weights(model, anywhere=anywhere)
     plan = Plan(model, classes)
     if not library.available():
         raise Refusal(f"the compiled kernels can't be used: {library.status().why}")
@@ -102,6 +129,9 @@ class FusedStep:
         self.model: Any = model
         with torch.no_grad():
             try:
+                if is_foreign(model, classes):
+                    self._take(check_program(model), weights, copy_tokens)
+                    return
                 plan = plan_of(model, classes)
             except Refusal as reason:
                 raise Refusal(f"there is no fused step for this model: {reason}. Use model.step.") from reason
@@ -123,6 +153,16 @@ class FusedStep:
         self._numbers = limit, plan.norm_eps, default_eps(torch.float32), float(self.scale)
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
+
+    def _take(self, program: Program, weights: str | None, copy_tokens: bool) -> None:
+        """Go by this program of the model alone."""
+        narrow = program.instructions[0].weights["tokens"].dtype == torch.bfloat16
+        self.weights = weights or ("bfloat16" if narrow else "float32")
+        self.num_outputs = program.num_outputs
+        self.program = ProgramStep(self.model, Runtime(with_own_tables(program, copy_tokens), self.weights))
+        self.new_row = self.program.expected
+        self.packed_plan, self.packed_weights, tables = self.program.runtime.packed
+        self.tokens, self.places = tables[0], tables[1] if len(tables) > 1 else None
 
     def __call__(
         self, token_ids: Int[Tensor, " b"], state: State, *, inplace: bool = False
@@ -312,15 +352,19 @@ def program_step(model: nn.Module, weights: str, states: Sequence[LayerState], c
     transformers hold.
     """
     try:
-        program = program_of(model)
-        if copy_tokens:
-            embed = program.instructions[0]
-            tables = {name: x.clone() for name, x in embed.weights.items()}
-            program = replace(program, instructions=(replace(embed, weights=tables), *program.instructions[1:]))
-        step = ProgramStep(model, Runtime(program, weights))
+        step = ProgramStep(model, Runtime(with_own_tables(program_of(model), copy_tokens), weights))
     except (ProgramError, Unavailable, UserError, Refusal):
         return None
     return step if shapes_of(step.expected) == shapes_of(states) else None
+
+
+def with_own_tables(program: Program, copy_tokens: bool) -> Program:
+    """Return the program with copies of its tables of embeddings, unless they may be shared."""
+    if not copy_tokens:
+        return program
+    embed = program.instructions[0]
+    tables = {name: x.clone() for name, x in embed.weights.items()}
+    return replace(program, instructions=(replace(embed, weights=tables), *program.instructions[1:]))
 
 
 def shapes_of(states: Sequence[LayerState]) -> list[tuple[type, list[torch.Size]]]:

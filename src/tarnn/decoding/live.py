@@ -21,7 +21,16 @@ from tarnn.models.rwkv import RwkvModel
 from tarnn.program.instructions import Program
 
 OURS = ("tarnn.", "transformers.", "torch.nn.")  # homes of classes whose modules compute what their families say
-NO_NUMBER = ("training", "padding_idx", "gradient_checkpointing", "p", "end_ids", "pad_id")
+NO_NUMBER = (
+    "training",
+    "padding_idx",
+    "gradient_checkpointing",
+    "p",
+    "end_ids",
+    "pad_id",
+    "generation_config",
+    "name_or_path",
+)
 ATTENTIONS = (None, "eager", "sdpa")  # implementations of softmax over all keys
 KINDS = {ModelConfig: "tarnn", ImageModelConfig: "tarnn_image"}
 
@@ -39,6 +48,7 @@ def program_of(model: nn.Module) -> Program:
         return program_of_weights(Weights.of(tensors, f"this {name}"))
     if fields.get("model_type") not in FAMILIES:
         raise Refusal(f"it is made for whole models of known families, not for {name}")
+    check_attention(model)
     check_unchanged(model, build_on_meta(type(model), cast(Any, model).config))
     config = Config(fields, f"the config of this {name}")
     return family_of(config)(config, Weights.of(model.state_dict(), f"this {name}"))
@@ -53,11 +63,20 @@ def fields_of(model: nn.Module) -> dict[str, Any]:
     return {} if kind is None else {**asdict(config), "model_type": kind}
 
 
+def check_attention(model: nn.Module) -> None:
+    """Raise Refusal for another implementation of attention than softmax over all keys, at the first such module."""
+    for place, module in model.named_modules():
+        attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if attention not in ATTENTIONS:
+            what = f"computes {attention} attention, not softmax over all keys"
+            raise Refusal(f"{place or 'the model'} ({type(module).__name__}) {what}")
+
+
 def check_unchanged(model: nn.Module, fresh: nn.Module) -> None:
     """Raise Refusal for a model that may compute anything but what a fresh one does, at the first such module.
 
-    Looked for are hooks, methods of an instance's own, training mode, classes and numbers that a fresh model has not, buffers
-    that are in no checkpoint, and another implementation of attention than softmax over all keys.
+    Looked for are hooks, methods of an instance's own, training mode, classes and numbers that a fresh model has not, and
+    buffers that are in no checkpoint.
     """
     check_no_global_hooks()
     expected = dict(fresh.named_modules())
@@ -72,17 +91,17 @@ def check_unchanged(model: nn.Module, fresh: nn.Module) -> None:
 
 def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
     """Return how a module differs from a fresh one, or None."""
-    kind, config = type(module), getattr(module, "config", None)
+    kind = type(module)
     if kind is not type(fresh) or not f"{kind.__module__}.".startswith(OURS):
         return "does not describe itself"
     if (own := own_method(module)) is not None:
         return f"has a method of its own, {own}"
     if (why := why_watched(module)) is not None:
         return why
-    if (attention := getattr(config, "_attn_implementation", None)) not in ATTENTIONS:
-        return f"computes {attention} attention, not softmax over all keys"
     for name in {**vars(fresh), **vars(module)}:
         if name.startswith("_") or name in NO_NUMBER or "dropout" in name:
+            continue
+        if getattr(vars(module).get(name), "computes_the_same", False):
             continue
         if name not in vars(fresh) or not _same(vars(module).get(name), vars(fresh)[name]):
             return f"has another {name} than its config says"
@@ -90,11 +109,12 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
 
 
 def _other_buffer(module: Any) -> str | None:
-    """Compare buffers that are in no checkpoint with those of a fresh module."""
+    """Compare buffers that are in no checkpoint with those of a fresh module, rounded where the model was."""
     if not (names := sorted(module._non_persistent_buffers_set)):
         return None
     fresh = type(module)(module.config)
-    other = [name for name in names if not torch.equal(getattr(module, name), getattr(fresh, name))]
+    pairs = ((name, getattr(module, name), getattr(fresh, name)) for name in names)
+    other = [name for name, mine, its in pairs if not torch.equal(mine, its.to(mine.dtype))]
     return f"has another {other[0]} than its config says" if other else None
 
 

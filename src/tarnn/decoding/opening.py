@@ -16,7 +16,7 @@ from tarnn.checkpoint_keys import CONVERTED, MODEL_TYPES
 from tarnn.decoding.choice import fastest_step
 from tarnn.decoding.contents import OfModule
 from tarnn.decoding.from_packed import open_packed
-from tarnn.decoding.from_program import OWN, open_folder, text_fields
+from tarnn.decoding.from_program import OWN, key_bytes as key_numbers, open_folder, text_fields
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
 from tarnn.decoding.opened import Limits, Opened
@@ -134,14 +134,13 @@ def _own_state(model: TextModel, step: Step, *sizes: Any, **options: Any) -> Mod
 
 
 def _of_transformers(model: Any, weights: str | None) -> Opened:
-    from tarnn.conversion.causal import classes_of
+    from tarnn.conversion.described import converted_classes
 
-    classes = classes_of(model)
-    config, dtype = model.config, model.dtype
     try:
-        step = FusedStep(model, weights, classes=classes)
+        step = FusedStep(model, weights, classes=converted_classes(model))
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
+    config, dtype, program = model.config, model.dtype, step.program
     ends = getattr(model.generation_config, "eos_token_id", None)
     return Opened(
         contents=OfModule(model),
@@ -153,7 +152,9 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
         fields=config.to_dict(),
         weights=step.weights,
         dtype=dtype,
-        key_bytes=key_bytes(config, dtype),
+        key_bytes=key_bytes(config, dtype)
+        if program is None
+        else dtype.itemsize * key_numbers(program.runtime.program),
         end_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         pad_id=getattr(config, "pad_token_id", None) or 0,
         about=(f"fused step ({step.weights} weights)",),
@@ -195,6 +196,8 @@ HEADS = ("num_key_value_heads", "num_attention_heads", "num_heads")  # of keys, 
 
 def new_state(step: FusedStep, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
     """Make the state before the first token of a fused step: zeros, and caches with room for `capacity` tokens."""
+    if step.program is not None:
+        return step.program.runtime.new_state(rows, capacity, cache_dtype)
     layers: list[State] = []
     for x in step.attentions:
         if isinstance(x, Attention) and x.hybrid is not None:

@@ -3,11 +3,11 @@
 from typing import Any
 
 from tarnn.decoding.fused import refusal
-from tarnn.huggingface.described.forward import described_generate
+from tarnn.huggingface.foreign_forward import foreign_generate
 from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active, why_in_float32
 from tarnn.huggingface.patching.families import FAMILIES
 
-DESCRIBED = [family.name for family in FAMILIES if any(hook.replace is described_generate for hook in family.hooks)]
+WITH_STEP = [family.name for family in FAMILIES if any(hook.replace is foreign_generate for hook in family.hooks)]
 
 
 def why_not_fused(model: Any) -> str | None:
@@ -19,7 +19,7 @@ def why_not_fused(model: Any) -> str | None:
     if maker is FusedForward and not hasattr(type(model), "describe"):
         return (
             f"generate of {type(model).__name__} knows no fused step: tarnn's own models have one, converted Llamas and their "
-            f"relatives, and under tarnn.patch_transformers() {', '.join(DESCRIBED)}"
+            f"relatives, and under tarnn.patch_transformers() {', '.join(WITH_STEP)}"
         )
     if (why := refusal(model, maker(model, None, 0).classes())) is not None:
         return why

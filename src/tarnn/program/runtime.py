@@ -30,6 +30,14 @@ class Unavailable(RuntimeError):
     """Why programs can't run compiled here: one sentence, without its full stop."""
 
 
+def check_kernels() -> None:
+    """Raise Unavailable where the compiled kernels can't run programs."""
+    if not library.available():
+        raise Unavailable(f"the compiled kernels can't be used: {library.status().why}")
+    if getattr(torch.ops.tarnn_cpu, "program_version", int)() != VERSION:
+        raise Unavailable("the compiled kernels read another version of programs: compile them again (make install)")
+
+
 class Runtime:
     """A packed program, opened.
 
@@ -45,12 +53,7 @@ class Runtime:
     """
 
     def __init__(self, program: Program, weights: str = "float32", packed: Packed | None = None):
-        if not library.available():
-            raise Unavailable(f"the compiled kernels can't be used: {library.status().why}")
-        if getattr(torch.ops.tarnn_cpu, "program_version", int)() != VERSION:
-            raise Unavailable(
-                "the compiled kernels read another version of programs: compile them again (make install)"
-            )
+        check_kernels()
         self.program, self.weights = program, weights
         with torch.no_grad():
             self.packed: Packed = pack(program, weights) if packed is None else packed

@@ -7,10 +7,9 @@ import torch
 from support.linear_families import TOKENS, linear_model
 
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.huggingface.described.mamba2 import CLASSES
+from tarnn.decoding.opening import new_state
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
-from tarnn.models.state import ModelState
 
 pytestmark = [
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
@@ -29,18 +28,13 @@ def model_of(**changes):
 
 
 def step_of(weights="float32", **changes):
-    return FusedStep(model_of(**changes), weights, classes=CLASSES)
-
-
-def new_state(step, rows):
-    layers = (x.map(lambda y: torch.zeros(rows, *y.shape[1:], device="cpu")) for x in step.new_row)
-    return ModelState(tuple(layers), torch.zeros(rows, dtype=torch.int64))
+    return FusedStep(model_of(**changes), weights)
 
 
 SHAPES = {
     "two groups": {},
     "odd": {"num_heads": 6, "head_dim": 20, "state_size": 17, "n_groups": 3, "hidden_size": 60, "use_bias": True},
-    "without a filter": {"conv_kernel": 1, "use_conv_bias": False},
+    "narrow filters": {"conv_kernel": 2, "use_conv_bias": False},
     "wide": {"num_heads": 2, "head_dim": 96, "state_size": 70, "n_groups": 1, "hidden_size": 96, "conv_kernel": 9},
 }
 
@@ -85,8 +79,14 @@ def test_to_the_last_bit_in_any_pieces(weights):
 
 
 def test_what_it_does_not_take_it_names():
-    limited = model_of(time_step_limit=(0.0, 1.0))
-    assert refusal(limited, CLASSES) == (
-        "backbone.layers.0.mixer (Mamba2Mixer) limits its time steps in a prompt, and not token by token (time_step_limit)"
-    )
-    assert refusal(model_of(hidden_act="gelu"), CLASSES).endswith("has gelu behind its filters, not silu")
+    assert "hidden_act must be 'silu'" in refusal(model_of(hidden_act="gelu"))
+
+
+@torch.no_grad()
+def test_time_steps_are_limited_token_by_token_as_in_a_prompt():
+    step = step_of(time_step_limit=(0.0, 0.7))
+    logits, _ = step.prefill(TOKENS[:, :40], new_state(step, 2), every=True)
+    expected = model_of(time_step_limit=(0.0, 0.7))(TOKENS[:, :40]).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    unlimited = step_of()
+    assert not torch.allclose(unlimited.prefill(TOKENS[:, :40], new_state(unlimited, 2), every=True)[0], expected)

@@ -6,7 +6,7 @@ Arguments are those of the versions that were tested, a cache by its new name: a
 import functools
 from collections.abc import Callable
 
-from tarnn.huggingface.described.forward import described_generate, described_head
+from tarnn.huggingface.foreign_forward import foreign_generate, foreign_head
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
@@ -134,13 +134,12 @@ def _scan_layer(name: str) -> Hook:
     )
 
 
-def _described(name: str, module: str, layer: str, short: str, model: str, router: str = "") -> Family:
-    """A family that the fused step is told of: its head asks it first, and `generate` enters it."""
+def _with_step(short: str, family: Family, router: str = "") -> Family:
+    """A family that has a fused step: its head asks it first, and `generate` enters it."""
     arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
-    head = Hook(f"{short}ForCausalLM.forward", described_head, arguments)
-    family = _family(name, module, GATED_DELTA, layer, model)
+    head = Hook(f"{short}ForCausalLM.forward", foreign_head, arguments)
     return family._replace(
-        hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", described_generate, GENERATE))
+        hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", foreign_generate, GENERATE))
     )
 
 
@@ -164,15 +163,17 @@ def _inkling(name: str) -> tuple[Hook, ...]:
 
 
 _MAMBA_2 = (
-    *_mamba_head("Mamba2ForCausalLM", MAMBA_HEAD, described_head),
-    Hook("Mamba2ForCausalLM.generate", described_generate, GENERATE),
+    *_mamba_head("Mamba2ForCausalLM", MAMBA_HEAD, foreign_head),
+    Hook("Mamba2ForCausalLM.generate", foreign_generate, GENERATE),
 )
 
 FAMILIES = (
-    _described(
-        "Qwen3-Next", "qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3Next", "Qwen3NextModel", " output_router_logits"
+    _with_step(
+        "Qwen3Next",
+        _family("Qwen3-Next", "qwen3_next", GATED_DELTA, "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
+        " output_router_logits",
     ),
-    _described("Qwen3.5", "qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5", "Qwen3_5TextModel"),
+    _with_step("Qwen3_5", _family("Qwen3.5", "qwen3_5", GATED_DELTA, "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel")),
     _family("Qwen3.5-MoE", "qwen3_5_moe", GATED_DELTA, "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
     Family(
         "Qwen4-exp",
@@ -189,11 +190,13 @@ FAMILIES = (
             _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
         ),
     ),
-    _described("OLMo-hybrid", "olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybrid", "OlmoHybridModel"),
+    _with_step(
+        "OlmoHybrid", _family("OLMo-hybrid", "olmo_hybrid", GATED_DELTA, "OlmoHybridGatedDeltaNet", "OlmoHybridModel")
+    ),
     _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
     _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
     _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),
-    _family("LFM2", "lfm2", CONVOLUTION, "Lfm2ShortConv", "Lfm2Model", recurrent=False),
+    _with_step("Lfm2", _family("LFM2", "lfm2", CONVOLUTION, "Lfm2ShortConv", "Lfm2Model", recurrent=False)),
     _family("LFM2-MoE", "lfm2_moe", CONVOLUTION, "Lfm2MoeShortConv", "Lfm2MoeModel", recurrent=False),
     _family("LFM3", "lfm3", CONVOLUTION, "Lfm3ShortConv", "Lfm3Model", recurrent=False),
     Family("Inkling", "inkling", (*CONVOLUTION, *_inkling("Inkling"))),

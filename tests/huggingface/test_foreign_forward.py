@@ -6,19 +6,16 @@ import pytest
 import torch
 import transformers as hf
 from support.fused_texts import LONG, WAYS, generated
-from support.linear_families import DELTA, FAMILIES as LINEAR, HEADS, TOKENS, linear_model
+from support.linear_families import CONVOLUTION, DELTA, FAMILIES as LINEAR, HEADS, TOKENS, linear_model
 from transformers import DynamicCache
 
 import tarnn
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.huggingface.described import classes_of
-from tarnn.huggingface.described.gated_delta import CLASSES
+from tarnn.decoding.opening import new_state
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import as_called, cache_of
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
-from tarnn.models.state import ModelState
-from tarnn.ops import KVCache
 
 pytestmark = [
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
@@ -29,6 +26,7 @@ FAMILIES = {
     "Qwen3-Next": lambda **more: hf.Qwen3NextConfig(**HEADS, **DELTA, num_experts=0, **ROTARY, **more),
     "Qwen3.5": lambda **more: hf.Qwen3_5TextConfig(**HEADS, **DELTA, **ROTARY, **more),
     "OLMo-hybrid": lambda **more: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}, **more),
+    "LFM2": lambda **more: hf.Lfm2Config(**HEADS, **CONVOLUTION, **more),
     "Mamba-2": LINEAR["Mamba-2"],
 }
 
@@ -65,14 +63,12 @@ def test_the_same_text(model, tokens, way):
 def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
     """By FusedStep; `generate` goes on by forward, and says so."""
     assert why_not_fused(model) is None
-    logits = []
-    for weights in (None, "bfloat16"):
-        step = FusedStep(model.bfloat16() if weights is None else model.float(), weights, classes=classes_of(model))
+    logits, wide = [], copy.deepcopy(model)
+    wide.load_state_dict(model.bfloat16().state_dict())
+    for each, weights in ((model, None), (wide, "bfloat16")):
+        step = FusedStep(each, weights)
         assert step.weights == "bfloat16"
-        layers = (x.map(lambda y: torch.zeros(2, *y.shape[1:], device="cpu")) for x in step.new_row)
-        layers = tuple(x.with_room(40) if isinstance(x, KVCache) else x for x in layers)
-        state = ModelState(layers, torch.zeros(2, dtype=torch.int64))
-        logits.append(step.prefill(TOKENS[:2, :40], state, every=True)[0])
+        logits.append(step.prefill(TOKENS[:2, :40], new_state(step, 2, 40), every=True)[0])
     assert logits[0].std() > 0.05
     assert torch.equal(*logits)
 
@@ -108,10 +104,15 @@ def test_logits_and_caches_are_those_of_forward(model, padded):
         assert not of_attention or one.get_seq_length() == other.get_seq_length() == at
     kept = mask[:, :at].bool()
     for layer, alone in zip(one.layers, other.layers, strict=True):
-        for name in ("recurrent_states", "conv_states") if hasattr(layer, "recurrent_states") else ("keys", "values"):
-            x, y = getattr(layer, name), getattr(alone, name)
-            x, y = (x[0], y[0]) if "states" in name else (z.transpose(1, 2)[kept] for z in (x, y))
+        for x, y in zip(held(layer, kept), held(alone, kept), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+def held(layer, kept):
+    """The tensors of a layer of a cache that count: of w inputs the last w − 1."""
+    if not hasattr(layer, "recurrent_states"):
+        return [x.transpose(1, 2)[kept] for x in (layer.keys, layer.values)]
+    return [x for x in (layer.conv_states[0][:, :, 1:], layer.recurrent_states[0]) if x is not None]
 
 
 def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
@@ -150,26 +151,40 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
-SCALED = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
 REFUSED = {
-    "model.layers.0.mlp (Qwen3NextSparseMoeBlock) does not describe itself": hf.Qwen3NextConfig(
-        **HEADS, **DELTA, **EXPERTS
-    ),
-    "model.rotary_emb (Qwen3_5TextRotaryEmbedding) scales positions (linear)": hf.Qwen3_5TextConfig(
-        **HEADS, **DELTA, **SCALED
-    ),
-    "model.layers.0.linear_attn (Qwen3_5GatedDeltaNet) has gelu behind its filters, not silu": hf.Qwen3_5TextConfig(
-        **HEADS, **DELTA, hidden_act="gelu"
-    ),
-    "norms of queries, keys and outputs are RMSNorms with eps = 1e-06 there": hf.OlmoHybridConfig(
-        **HEADS, **DELTA, rms_norm_eps=1e-4
-    ),
+    "num_experts must be 0": hf.Qwen3NextConfig(**HEADS, **DELTA, **EXPERTS),
+    "hidden_act must be 'silu'": hf.Qwen3_5TextConfig(**HEADS, **DELTA, hidden_act="gelu"),
 }
 
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_it_does_not_take_it_names(why):
     model = linear_model("Qwen3.5", REFUSED[why])
-    assert refusal(model, CLASSES) == why
+    assert why in refusal(model)
     with tarnn.patch_transformers():
+        assert why_not_fused(model) == refusal(model)
         assert torch.equal(generated(model, TOKENS[:, :9], "float32"), generated(model, TOKENS[:, :9], None))
+
+
+def test_a_model_that_was_changed_is_left_to_forward_by_place(tokens):
+    model = made("Qwen3.5")
+    model.model.layers[1].self_attn.scaling = 0.5
+    with tarnn.patch_transformers():
+        assert why_not_fused(model) == (
+            "model.layers.1.self_attn (Qwen3_5Attention) has another scaling than its config says"
+        )
+        generated(model, TOKENS[:, :9], None)
+        with pytest.warns(UserWarning, match="by forward: model.layers.1.self_attn"):
+            generated(model, TOKENS[:, :9], "float32")
+    assert not tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("places", [[1, 0, 1, 1], [0, 1, 0, 1]])
+def test_padding_among_tokens_is_for_forward(places, tokens):
+    """It keeps keys where they came, and so the masks of later tokens mean them."""
+    model, mask = made("Qwen3.5"), torch.ones_like(TOKENS[:, :9])
+    mask[0, :4] = torch.tensor(places)
+    with tarnn.patch_transformers():
+        generated(model, TOKENS[:, :9], "float32", attention_mask=mask)
+    assert tokens == []
