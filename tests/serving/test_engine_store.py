@@ -94,7 +94,7 @@ def test_a_diverged_state_is_not_kept(stored):
 class Broken:
     """A store whose disk is gone."""
 
-    def longest(self, tenant, tokens):
+    def longest(self, tenant, tokens, room=0):
         raise OSError("no such disk")
 
     def keep(self, tenant, snapshot):

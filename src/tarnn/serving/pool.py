@@ -25,7 +25,7 @@ LEAST_ROOM = 256  # tokens more than a row has when its caches are made, or a qu
 class Prefill:
     """A request whose prompt has been read up to `done`. tokens: what it begins from, and its prompt. proven: as of a snapshot.
 
-    The state is its own from its first piece on; until then it is a snapshot that others may share.
+    The state is its own from its first piece on; until then it is a snapshot that others may share, but for one from a store.
     """
 
     def __init__(self, queue: RequestQueue):
@@ -47,7 +47,7 @@ class Prefill:
 
     def start(self, found: Snapshot | None) -> None:
         """Begin from `found`, a state of a beginning of the tokens, or from the request's own, whichever is deeper."""
-        begin = self.request.begin
+        begin = None if self.request.begin is None else replace(self.request.begin, alone=False)
         best = max((x for x in (begin, found) if x is not None), key=lambda x: len(x.tokens), default=None)
         self._at, self._begun = best, True
         self.done = self.queue.num_cached = 0 if best is None else len(best.tokens)
@@ -57,10 +57,13 @@ class Prefill:
         return self._begun
 
     def read(self, model: ServedModel, most: int) -> Iterator[Snapshot]:
-        """Read up to `most` tokens; yield a copy at each place on the way whose state is worth keeping."""
+        """Read up to `most` tokens; yield where it is at each place on the way whose state is worth keeping.
+
+        What is yielded holds until the next piece is read: whoever keeps it takes a copy.
+        """
         if self._state is None:
-            at, length = self._at, len(self.tokens)
-            self._state = new_state(model, 1, capacity=length) if at is None else copy_of(at.state, length)
+            room = room_for(len(self.tokens), model.model.config.max_position_embeddings)
+            self._state = new_state(model, 1, capacity=room) if self._at is None else owned(self._at, room)
         end = min(self.done + most, len(self.tokens))
         while self.done < end:
             while self._marks and self._marks[-1] <= self.done:
@@ -69,9 +72,9 @@ class Prefill:
             ids = torch.from_numpy(self.tokens[self.done : stop].astype(np.int64))[None]
             logits, self._state = model.step.prefill(ids, self._state, inplace=True)
             self.done = stop
-            self._at = Snapshot(self._state, logits, self.tokens[:stop], self.proven)
+            self._at = Snapshot(self._state, logits, self.tokens[:stop], self.proven, alone=True)
             if self._marks and stop == self._marks[-1]:
-                yield replace(self._at, state=copy_of(self._state))
+                yield self._at
 
     def end(self) -> Snapshot:
         """Return the state at the end of the prompt; nothing is read after that."""
@@ -112,7 +115,7 @@ class Pool:
         self.logits[row] = snapshot.logits[0]
         self.num_rows += 1
         if self._caches is not None:
-            self._caches.add(snapshot.state)
+            self._caches.add(snapshot)
             self._steps.clear()
 
     def remove(self, row: int) -> None:
@@ -134,7 +137,10 @@ class Pool:
             self._steps.clear()
 
     def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
-        """Return a copy of a row, which has read these tokens. proven: see Snapshot."""
+        """Return a row, which has read these tokens. proven: see Snapshot.
+
+        It is a copy but for the keys, to which no step writes again. Nothing may be written behind them before the row has left.
+        """
         *leaves, logits = copies([*self._rows[row], self.logits[row : row + 1]])
         state = pytree.tree_unflatten(leaves, self._spec)
         if self._caches is not None:
@@ -179,9 +185,11 @@ class PoolCaches:
         self._steps = 0
         self._full_at = 0  # the step for which a row has no room
 
-    def add(self, state: ModelState) -> None:
-        caches = [cache for x in state.layers for cache in caches_of(x)]
-        self._rows.append(tuple(x.resized(self._room_for(x.length)) for x in caches))
+    def add(self, snapshot: Snapshot) -> None:
+        caches = [cache for x in snapshot.state.layers for cache in caches_of(x)]
+        if not snapshot.alone or caches[0].capacity == caches[0].length:
+            caches = [x.resized(room_for(x.length, self._limit)) for x in caches]
+        self._rows.append(tuple(caches))
         self._began.append(caches[0].length - self._steps)
         self._find_full()
 
@@ -207,14 +215,15 @@ class PoolCaches:
         for row, caches in enumerate(self._rows):
             length = self._length(row)
             if length >= caches[0].capacity:
-                self._rows[row] = tuple(replace(x, length=length).resized(self._room_for(length)) for x in caches)
+                self._rows[row] = tuple(
+                    replace(x, length=length).resized(room_for(length, self._limit)) for x in caches
+                )
         self._find_full()
         return True
 
     def of_row(self, row: int) -> list[KVCache]:
-        """Return copies of a row's caches, with room for what is there."""
-        length = self._length(row)
-        return [replace(x, length=length).resized(length) for x in self._rows[row]]
+        """Return a row's caches as they are now, in the memory of the row."""
+        return [replace(x, length=self._length(row)) for x in self._rows[row]]
 
     def of_pool(self) -> list[State]:
         """Return for each layer the caches of all rows, as the fused step takes them."""
@@ -224,12 +233,22 @@ class PoolCaches:
     def _length(self, row: int) -> int:
         return self._began[row] + self._steps
 
-    def _room_for(self, length: int) -> int:
-        more = length + max(LEAST_ROOM, length // 4)
-        return more if self._limit is None else max(length, min(more, self._limit))
-
     def _find_full(self) -> None:
         self._full_at = min((x[0].capacity - began for x, began in zip(self._rows, self._began)), default=0)
+
+
+def room_for(length: int, limit: int | None) -> int:
+    """Return how many tokens a sequence's caches get room for. limit: tokens that it can have; None: any number."""
+    more = length + max(LEAST_ROOM, length // 4)
+    return more if limit is None else max(length, min(more, limit))
+
+
+def owned(at: Snapshot, room: int) -> ModelState:
+    """Return a state to be written to: a copy, but for caches that are nobody else's and have room."""
+    if not at.alone or any(x.capacity < room for layer in at.state.layers for x in caches_of(layer)):
+        return copy_of(at.state, room)
+    layers = (x if x.grows else x.clone() for x in at.state.layers)
+    return replace(at.state, layers=tuple(layers), position=at.state.position.clone())
 
 
 def new_state(model: ServedModel, num_rows: int, *, capacity: int = 0) -> ModelState:

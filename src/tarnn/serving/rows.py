@@ -1,5 +1,6 @@
 """The choices that are written now, one per row of the pool: draw a token of each, hand it over, read it."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -62,9 +63,11 @@ class Rows:
         self.choices.append(choice)
         self._changed = True
 
-    def leave(self, row: int) -> Choice:
-        """Free a row, whose place the last one takes; return its choice."""
+    def leave(self, row: int, *, keep: bool = False) -> Choice:
+        """Free a row, whose place the last one takes; return its choice. keep: with its state, to go on from later."""
         choice, last = self.choices[row], len(self.choices) - 1
+        if keep:
+            choice.at = replace(self.snapshot(row), alone=True)
         self._pool.remove(row)
         self._sampling.move(last, row)
         self.choices[row] = self.choices[last]
@@ -80,7 +83,7 @@ class Rows:
         return choices
 
     def snapshot(self, row: int) -> Snapshot:
-        """Return a copy of a row's state."""
+        """Return a row's state, as `Pool.snapshot` does."""
         choice = self.choices[row]
         return self._pool.snapshot(row, choice.all_tokens(), choice.proven)
 

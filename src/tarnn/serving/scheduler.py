@@ -6,6 +6,7 @@ One thread calls it. Nothing here waits, for a reader or for anything else.
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tarnn.serving.fairness import FairQueue, client_of, has_fewer_rows, next_choice, requests_to_end, row_to_preempt
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import EVERY, Prefill
+from tarnn.serving.pool import EVERY, Prefill, room_for
 from tarnn.serving.rows import Rows, without
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stream import Choice, RequestQueue, notify
@@ -30,7 +31,7 @@ LEAST_PIECE = 32  # fewest tokens of a prompt that are read at once: fewer take 
 class PrefixCache(Protocol):
     """The part of a store of states that the engine calls."""
 
-    def longest(self, tenant: str, tokens: Int[np.ndarray, " t"]) -> Snapshot | None: ...
+    def longest(self, tenant: str, tokens: Int[np.ndarray, " t"], room: int = 0) -> Snapshot | None: ...
 
     def keep(self, tenant: str, snapshot: Snapshot) -> object: ...
 
@@ -155,17 +156,17 @@ class Scheduler:
             self._join(choice)
         while self.ready and (row := row_to_preempt(self.ready, self.rows.choices)) is not None:
             index = next_choice(self.ready, self.rows.choices)
-            first, at = self.ready[index], self.rows.snapshot(row)
+            first = self.ready[index]
             del self.ready[index]
-            self.ready.append(self.rows.leave(row))
-            self.ready[-1].at = at
+            self.ready.append(self.rows.leave(row, keep=True))
             self._join(first)
 
     def _start(self, prefill: Prefill) -> None:
         found = None
         if self.store is not None and prefill.proven:
             try:
-                found = self.store.longest(prefill.request.tenant, prefill.tokens)
+                room = room_for(len(prefill.tokens), self._limit)
+                found = self.store.longest(prefill.request.tenant, prefill.tokens, room)
             except Exception as error:  # what is not found is read
                 self.error = f"the store of states: {error}"
         prefill.start(found)
@@ -175,13 +176,14 @@ class Scheduler:
         queue, request, at = prefill.queue, prefill.request, prefill.end()
         self._when_read(queue)
         self._keep(queue, at)
+        shared = replace(at, alone=False)
         most = min(request.max_tokens, self._room(len(at.tokens)))
         for choice in queue.choices:
-            choice.prompt, choice.most, choice.at = at.tokens, most, at
+            choice.prompt, choice.most, choice.at = at.tokens, most, at if request.n == 1 else shared
             if most > 0:
                 self.ready.append(choice)
             else:
-                self._end(choice, "length", at if request.keep else None)
+                self._end(choice, "length", shared if request.keep else None)
 
     def _join(self, choice: Choice) -> None:
         try:
@@ -266,9 +268,7 @@ class Scheduler:
         choices = self.paused.pop(queue, [])
         for row in range(len(self.rows) - 1, -1, -1):
             if self.rows.choices[row].queue is queue:
-                at = self.rows.snapshot(row) if keep else None
-                choices.append(self.rows.leave(row))
-                choices[-1].at = at
+                choices.append(self.rows.leave(row, keep=keep))
         waiting = [x for x in self.ready if x.queue is queue]
         if waiting:
             self.ready = deque(x for x in self.ready if x.queue is not queue)

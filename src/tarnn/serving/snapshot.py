@@ -21,13 +21,15 @@ class Snapshot:
     A value: it is never written to, so any number of sequences that go on from here may share it. tokens: all of the sequence,
     int32, read or written alike; two snapshots of one model with the same tokens are the same to the last bit, if both are
     `proven`: a state that a client has sent, and what goes on from it, may be after other tokens than it says. So it is never
-    found by its tokens.
+    found by its tokens. alone: no other sequence goes on from this object, so one may write behind its keys, which stay as they
+    are; without it they are copied first.
     """
 
     state: ModelState
     logits: Float[Tensor, "1 v"]
     tokens: Tokens
     proven: bool = True
+    alone: bool = False
 
     @property
     def nbytes(self) -> int:

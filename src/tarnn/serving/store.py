@@ -59,8 +59,11 @@ class StateStore:
             opened = Disk(folder, self._packer, disk, self._states, self._holds, self._lock)
             self.cache = DiskCache(opened, self._lock, self._expire)
 
-    def longest(self, tenant: str, tokens: Tokens) -> Snapshot | None:
-        """Return the state after the longest beginning of these tokens, all of them at most, that is kept for this tenant."""
+    def longest(self, tenant: str, tokens: Tokens, room: int = 0) -> Snapshot | None:
+        """Return the state after the longest beginning of these tokens, all of them at most, that is kept for this tenant.
+
+        room: tokens that its caches have room for, at least.
+        """
         tokens = np.ascontiguousarray(tokens, np.int32)
         with self._lock:
             found = [(x, x.node.end, x.packed) for x in self._states.path(mine(tenant), tokens)]
@@ -74,7 +77,7 @@ class StateStore:
             with self._lock:
                 self._hits += 1
                 self._hit_tokens += length
-            return self._packer.unpack(packed, tokens[:length].copy())
+            return self._packer.unpack(packed, tokens[:length].copy(), room=room)
         with self._lock:
             self._misses += 1
         return None
@@ -86,7 +89,7 @@ class StateStore:
         proven to be the state after its tokens.
         """
         if snapshot.proven:
-            packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
+            packed, tokens = self._pack(tenant, snapshot)
             with self._lock:
                 self._load(self._states.place(mine(tenant), tokens), packed)
 
@@ -105,7 +108,7 @@ class StateStore:
         If the disk can't be written, it is held in memory: so says `where` of what is returned, and `stats.trouble` why.
         Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull if there is no room at all.
         """
-        packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
+        packed, tokens = self._pack(tenant, snapshot)
         return self._hold(
             owner_of(tenant, snapshot.proven), tokens, packed, Hold(tenant, id or new_id(), name, parent, note)
         )
@@ -179,6 +182,15 @@ class StateStore:
         if self.cache is not None and not self._closed:
             self._closed = True
             self.cache.close()
+
+    def _pack(self, tenant: str, snapshot: Snapshot) -> tuple[Packed, Tokens]:
+        """Copy a snapshot, but for keys and values that a kept state of a beginning of its tokens has already."""
+        above, tokens = None, np.ascontiguousarray(snapshot.tokens, np.int32)
+        if self._packer.grows and snapshot.proven:
+            with self._lock:
+                path = self._states.path(mine(tenant), tokens)
+                above = next((x.packed for x in path if x.packed is not None), None)
+        return self._packer.pack(snapshot, above), tokens
 
     def _hold(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold) -> StateInfo:
         hold.tokens, hold.bytes, hold.model, note = len(tokens), packed.nbytes, self._states.model, hold.note

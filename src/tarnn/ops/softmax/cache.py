@@ -117,7 +117,7 @@ class KVCache(State):
 
         def moved(x: Tensor, dim: int) -> Tensor:
             shape = [*x.shape[:dim], capacity, *x.shape[dim + 1 :]]
-            new = x.new_zeros(shape)
+            new = zeros_in_large_pages(x.new_empty(()).expand(shape))
             new.narrow(dim, 0, self.length).copy_(x.narrow(dim, 0, self.length))
             return new
 

@@ -12,34 +12,38 @@ from tarnn.decoding.state_file import cache_dtype, cache_length
 from tarnn.decoding.streaming import KEEP
 from tarnn.errors import UserError
 from tarnn.models.state import ModelState
-from tarnn.ops import State
+from tarnn.ops import KVCache, State
+from tarnn.ops.softmax.cache import RowCaches
 from tarnn.serving.model import ServedModel, StateKey
 from tarnn.serving.pool import new_state
-from tarnn.serving.snapshot import Snapshot, Tokens, plain_bytes
+from tarnn.serving.snapshot import Snapshot, Tokens
 from tarnn.serving.state_info import UnfitState
+from tarnn.serving.storage.pages import Field, Pages, in_pages, joined, views
 
-Field = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor's name, type and shape
 MOST_LAYOUTS = 1024  # a hybrid has another one for each length
 CALLED = {"weights": "weights in the format", "isa": "kernels for the instruction set", "products": "steps of the kind"}
 
 
 class Packed(NamedTuple):
-    """A snapshot without its tokens. fields: what lies in `data`, (n,) uint8, one behind the other, widest types first."""
+    """A snapshot without its tokens. fields: what lies in `data`, (n,) uint8, one behind the other, widest types first.
+
+    pages: the first keys and values, which other states may have too; data has those behind them, and all that does not grow.
+    """
 
     fields: tuple[Field, ...]
     data: Tensor
+    pages: Pages = Pages()
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        """The bytes of all of it, shared or not."""
+        return self.data.nbytes + self.pages.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views of the data, by name."""
-        found, start = {}, 0
-        for name, dtype, shape in self.fields:
-            end = start + dtype.itemsize * torch.Size(shape).numel()
-            found[name] = self.data[start:end].view(dtype).view(shape)
-            start = end
+        """Return its tensors by name: views of the data, and copies of what lies in pages too."""
+        found, pages = views(self.fields, self.data), self.pages.tensors()
+        for name, _, _ in self.pages.fields:
+            found[name] = torch.cat([*(x[name] for x in pages), found[name]], 2)
         return found
 
 
@@ -49,32 +53,43 @@ class Packer:
     def __init__(self, model: ServedModel):
         self.key: StateKey = model.key
         self._empty: ModelState = new_state(model, 1)
-        self._grows = any(layer.grows for layer in self._empty.layers)
+        growing = [i for i, layer in enumerate(self._empty.layers) if layer.grows]
+        self._keys = frozenset(f"layers.{i}.{name}" for i in growing for name in ("k", "v"))
         self._model = model.model
         self._vocab = model.step.num_outputs
         self._layouts: dict[tuple[Field, ...], tuple[Field, ...]] = {}
 
-    def pack(self, snapshot: Snapshot) -> Packed:
-        """A copy of all but its tokens. Raises UnfitState for a snapshot of another model."""
+    @property
+    def grows(self) -> bool:
+        """Return True if states have keys and values."""
+        return bool(self._keys)
+
+    def pack(self, snapshot: Snapshot, above: Packed | None = None) -> Packed:
+        """Copy all but its tokens. Raises UnfitState for a snapshot of another model.
+
+        above: the state of a sequence of which the one begins with the other; pages that both have are not copied.
+        """
         if getattr(snapshot.state, "condition", None) is not None:
             raise UnfitState("the state of an image of a class is not kept: its values alone don't say what it is of.")
         found = {"position": snapshot.state.position, "logits": snapshot.logits}
         for i, layer in enumerate(snapshot.state.layers):
             found |= {f"layers.{i}.{name}": x for name, x in tensors_of(layer).items()}
-        return self._packed(found, len(snapshot.tokens))
+        return self._packed(found, len(snapshot.tokens), above=above)
 
-    def unpack(self, packed: Packed, tokens: Tokens, *, proven: bool = True) -> Snapshot:
-        found = packed.tensors()
+    def unpack(self, packed: Packed, tokens: Tokens, *, proven: bool = True, room: int = 0) -> Snapshot:
+        """Return the snapshot. Its keys are copied once, into caches with room for so many tokens, which nobody else has."""
+        found = views(packed.fields, packed.data)
         position, logits = found.pop("position"), found.pop("logits")
-        empty = self._empty
-        if self._grows:
-            kinds = self._empty.layers
-            empty = self._model.new_state(1, cache_length(found, kinds), cache_dtype=cache_dtype(found, kinds))
+        empty, pieces = self._empty, [*packed.pages.tensors(), found]
+        if self.grows:
+            length = sum(cache_length(x, empty.layers) for x in pieces)
+            empty = self._model.new_state(1, max(length, room), cache_dtype=cache_dtype(found, empty.layers))
         layers = [
-            layer.filled(fields) if (fields := fields_of(found, f"layers.{i}.")) else layer
+            filled(layer, [fields_of(x, f"layers.{i}.") for x in (pieces if layer.grows else [found])])
             for i, layer in enumerate(empty.layers)
         ]
-        return Snapshot(replace(empty, layers=tuple(layers), position=position), logits, tokens, proven)
+        state = replace(empty, layers=tuple(layers), position=position)
+        return Snapshot(state, logits, tokens, proven, alone=True)
 
     def encode(self, packed: Packed, tokens: Tokens, owner: str | None = None) -> bytes:
         """A state file, in the format of `tarnn generate --state-out`.
@@ -123,7 +138,9 @@ class Packer:
             raise UnfitState(f"{source} is the state after other tokens than those that it goes by.")
         return self._packed(found, len(tokens), source), tokens
 
-    def _packed(self, found: dict[str, Tensor], num_tokens: int, source: str = "the snapshot") -> Packed:
+    def _packed(
+        self, found: dict[str, Tensor], num_tokens: int, source: str = "the snapshot", above: Packed | None = None
+    ) -> Packed:
         ordered = sorted(found.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
         fields = tuple((name, x.dtype, tuple(x.shape)) for name, x in ordered)
         known = self._layouts.get(fields)
@@ -136,8 +153,11 @@ class Packer:
             raise UnfitState(f"{source} has caches of {length:,} tokens, and has seen {num_tokens:,}.")
         if int(found["position"]) != num_tokens:
             raise UnfitState(f"{source} stands at position {int(found['position']):,}, and has {num_tokens:,} tokens.")
-        parts = [x.detach().reshape(-1).view(torch.uint8) for _, x in ordered if x.numel()]
-        return Packed(known, torch.cat(parts, out=plain_bytes(sum(map(len, parts)))))
+        masked = any(name.endswith(".mask") for name in found)
+        pages, rest = in_pages(dict(ordered), () if masked else self._keys, Pages() if above is None else above.pages)
+        if pages.data:
+            known = tuple((name, x.dtype, tuple(x.shape)) for name, x in rest.items())
+        return Packed(known, joined(rest.values()), pages)
 
     def _check(self, found: dict[str, Tensor], source: str) -> None:
         """Raise UnfitState for other names, shapes or types than those of this model's states."""
@@ -156,6 +176,21 @@ class Packer:
             wrong = sorted(name for name in {*got, *wanted} if got.get(name) != wanted.get(name))
             names = ", ".join(f"{name} {got.get(name, 'is missing')}" for name in wrong[:3])
             raise UnfitState(f"{source} is no state of this model: {names}.")
+
+
+def filled(empty: State, pieces: list[dict[str, Tensor]]) -> State:
+    """Return a layer's state with these tensors; of a cache, with the keys and values of all pieces, written into it."""
+    if isinstance(empty, RowCaches):
+        return RowCaches((_appended(empty.rows[0], pieces),))
+    if isinstance(empty, KVCache):
+        return _appended(empty, pieces)
+    return empty.filled(pieces[0]) if pieces[0] else empty
+
+
+def _appended(cache: KVCache, pieces: list[dict[str, Tensor]]) -> KVCache:
+    for x in pieces:
+        cache = cache.append(x["k"], x["v"], x.get("mask"), inplace=True)
+    return cache
 
 
 def tensors_of(layer: State) -> dict[str, Tensor]:

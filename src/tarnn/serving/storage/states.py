@@ -154,7 +154,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes in memory, with pages that others have too."""
         return 0 if self.packed is None else self.packed.nbytes + ENTRY_BYTES
 
 
@@ -174,6 +174,7 @@ class States:
     def clear(self) -> None:
         self.loaded: list[Entry] = []
         self.saved: dict[int, Entry] = {}
+        self._sharers: Counter[int] = Counter()  # of each page, by its address
         self.packed_bytes = self.tree_bytes = self.file_bytes = self._uses = 0
         self._trees: dict[tuple[int, str], Tree] = {}
 
@@ -216,16 +217,28 @@ class States:
         if entry.packed is None:
             entry.packed, entry.index = packed, len(self.loaded)
             self.loaded.append(entry)
-            self.packed_bytes += entry.nbytes
+            self.packed_bytes += entry.nbytes - self._shared(packed, 1)
         self.touch(entry)
 
     def unload(self, entry: Entry) -> None:
         """Remove a state from memory."""
-        self.packed_bytes -= entry.nbytes
+        assert entry.packed is not None
+        self.packed_bytes -= entry.nbytes - self._shared(entry.packed, -1)
         entry.packed, last = None, self.loaded.pop()
         if last is not entry:
             self.loaded[entry.index], last.index = last, entry.index
         self.release(entry)
+
+    def _shared(self, packed: Packed, change: int) -> int:
+        """Count a state in (1) or out (−1) of those that have its pages; return the bytes that others have too."""
+        shared = 0
+        for page in packed.pages.data:
+            others = self._sharers[id(page)] - (change < 0)
+            self._sharers[id(page)] += change
+            shared += page.nbytes * (others > 0)
+            if change < 0 and not others:
+                del self._sharers[id(page)]
+        return shared
 
     def save(self, entry: Entry, id: int, file: str, size: int) -> None:
         """Note that a state is on the disk."""
