@@ -29,7 +29,7 @@ ROOMS = {
     # decoding and its entrance in huggingface look into kernels for the fused step
     "decoding": {"program", "families", "kernels", "ops", "feature_maps", "attention", "models", "data"},
     "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
-    "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
+    "tasks": {"families", "ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way
     "conversion": {"ops", "feature_maps", "models", "huggingface", "decoding", "data", "tasks", "training"},

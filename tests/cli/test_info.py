@@ -168,4 +168,4 @@ def test_what_is_no_checkpoint_of_ours(command, checkpoints, tmp_path):
     config.write_text(text.replace('"norm_eps"', '"norm_epz"'))
     assert command("info", folder).is_refusal("norm_epz")
     config.write_text('{"model_type": "gpt2"}')
-    assert command("info", folder).is_refusal("'gpt2'", "another kind")
+    assert command("info", folder).is_refusal("'gpt2'", "are not handled")

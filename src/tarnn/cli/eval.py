@@ -79,8 +79,10 @@ def measure(
     by_program = not ours and isinstance(kind, str) and kind in FAMILIES and device.type == "cpu"
     by_program = checkpoint.is_file() or (by_program and not is_converted(checkpoint))
     opened = open_program(checkpoint, sources, options, weights, report) if by_program else None
-    if opened is None:
-        opened = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
+    if opened is None and ours:
+        opened = open_ours(checkpoint, sources, device, options, weights, report)
+    elif opened is None:
+        opened = open_other(checkpoint, sources, device, options, report)
     model, task, about = opened
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
     length = example_length(model.config, task)
@@ -121,19 +123,24 @@ def by_step(model: Any, task: str, weights: Weights | None, report: Log) -> Any:
 
 
 def open_ours(
-    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Log
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], weights: Weights | None, report: Log
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """A model that `tarnn train` made, and its task with the data."""
+    """A model that `tarnn train` made, and its task with the data. A text is measured by the model's program, on a CPU."""
     from tarnn.tasks import TASKS, task_of
-    from tarnn.tasks.checkpoint import open_config, open_model
+    from tarnn.tasks.checkpoint import SavedConfig, open_model, open_record
     from tarnn.training.evaluation import trained
 
-    config = open_config(checkpoint, tuple(TASKS))
+    config = open_record(checkpoint, tuple(TASKS))
     kind = task_of(config.to_dict())
     assert kind is not None
-    known = trained(kind, checkpoint, config, sources, **options)
+    if weights and kind.name != "text":
+        raise UserError("--weights is for language models; leave it out.")
+    record = config.model if isinstance(config, SavedConfig) else config
+    known = trained(kind, checkpoint, record, sources, **options)
     task = kind.to_evaluate(known, sources, report)
-    model = open_model(checkpoint, tasks=(kind.name,), whole=True, device=device)
+    model = logits_of(checkpoint, weights, report) if kind.name == "text" and device.type == "cpu" else None
+    if model is None:
+        model = open_model(checkpoint, tasks=(kind.name,), whole=True, device=device)
     command = next_command(kind.next, checkpoint, task.example, is_path=not kind.reads_text)
     return model, task, {"task": kind.name, "data": task.evaluated, "next": command}
 
@@ -163,22 +170,30 @@ def open_program(
 ) -> tuple[Any, Any, dict[str, Any]] | None:
     """A model that `open_step` opens without transformers, and a text; None where it does not."""
     from tarnn.decoding.lm import tokenizer_in
+
+    documents = documents_of(checkpoint, sources, options, report)
+    model = logits_of(checkpoint, weights, report)
+    if model is None:
+        return None
+    limits = model.config
+    tokenizer = tokenizer_in(checkpoint, limits.vocab_size)
+    task, about = text_of(tokenizer, documents, limits.max_position_embeddings, limits.vocab_size, sources, options)
+    return model, task, about
+
+
+def logits_of(checkpoint: Path, weights: Weights | None, report: Log) -> Any:
+    """The logits of a model's program; None where it has none that runs, and nobody wanted other weights."""
     from tarnn.decoding.logits import OpenedLogits
     from tarnn.decoding.opening import open_step
 
-    documents = documents_of(checkpoint, sources, options, report)
     try:
-        model = OpenedLogits(open_step(checkpoint, weights, report=report))
+        return OpenedLogits(open_step(checkpoint, weights, report=report))
     except ValueError as error:  # Refusal, or UserError
         if weights:
             raise UserError(f"--weights {weights}: {error}") from error
         if checkpoint.is_file():
             raise
         return None
-    limits = model.config
-    tokenizer = tokenizer_in(checkpoint, limits.vocab_size)
-    task, about = text_of(tokenizer, documents, limits.max_position_embeddings, limits.vocab_size, sources, options)
-    return model, task, about
 
 
 def documents_of(checkpoint: Path, sources: list[str], options: dict[str, Any], report: Log) -> list[Any]:

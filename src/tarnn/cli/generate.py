@@ -155,9 +155,10 @@ def generate(
 
 def holds_images(checkpoint: Path) -> bool:
     """Return True for a model of images. Raises UserError for a folder of tarnn that holds none of text either."""
-    from tarnn.tasks.checkpoint import GENERATED, open_config  # imports transformers
+    from tarnn.tasks.checkpoint import GENERATED, fields_of
 
-    return bool(open_config(checkpoint, GENERATED).model_type == "tarnn_image")
+    task, _, _ = fields_of(checkpoint, GENERATED)
+    return task.name == "image"
 
 
 def opened_line(checkpoint: Path, dtype: torch.dtype, device: torch.device, sampling: Sampling, seed: int) -> str:

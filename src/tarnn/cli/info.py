@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
+# keys of a config beside those of the record
+SAVED_TOO = ("initializer_range", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def info(
@@ -69,47 +72,79 @@ def parse_lengths(text: str) -> list[int]:
 
 def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, Any]:
     """All that the command tells, as JSON has it. Lengths that are not given: usual ones, or that of an image."""
-    # transformers, which takes longer to import than all the rest, is for checkpoints only
-    from tarnn.decoding.fused import refusal
-    from tarnn.decoding.weights import check_weights, read_weights, saved_dtype
-    from tarnn.huggingface.config import softmax_twin
+    from tarnn.decoding.weights import check_weights, saved_dtype
     from tarnn.tasks import TASKS
-    from tarnn.tasks.checkpoint import open_config, weightless
+    from tarnn.tasks.checkpoint import open_record, weightless
     from tarnn.weight_files import read_headers
 
-    config, (file, header) = open_config(checkpoint, tuple(TASKS)), read_headers(checkpoint)
-    if not config.causal:
+    config, (file, header) = open_record(checkpoint, tuple(TASKS)), read_headers(checkpoint)
+    record, saved = config.record(), config.to_dict()
+    if not record.causal:
         lengths = []  # it reads whole sequences, from no state
     if lengths is None:
-        whole = getattr(config, "sequence_length", None)
+        whole = getattr(record, "sequence_length", None)
         lengths = LENGTHS if whole is None else [whole]
     dtype = saved_dtype(file, header)
-    model, twin = (weightless(checkpoint, c, header, dtype) for c in (config, softmax_twin(config)))
+    model = weightless(checkpoint, config, header, dtype)
     check_weights(file, header, model)
-    report = partial(print, file=sys.stderr, flush=True)
-    for _ in progress(read_weights(checkpoint), len(header), "tensors of the weights read", report):
-        pass  # UserError where one is not finite
-    weights, twin_weights = (sum(x.nbytes for x in (*m.parameters(), *m.buffers())) for m in (model, twin))
+    weights = bytes_of(model)
     return {
         "checkpoint": str(checkpoint),
         "parameters": sum(x.numel() for x in model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
         "weight_bytes": weights,
-        "config": {k: getattr(config, k) for k in config.known_keys()},
-        "layers": [layer_facts(model, i) for i in range(config.num_hidden_layers)],
-        "memory": [
-            {
-                "length": length,
-                "state_bytes": (state := state_bytes(model, length)),
-                "total_bytes": weights + state,
-                "softmax_state_bytes": (cache := state_bytes(twin, length)),
-                "softmax_total_bytes": twin_weights + cache,
-            }
-            for length in lengths
-        ],
+        "config": vars(record) | {name: saved.get(name) for name in SAVED_TOO},
+        "layers": [layer_facts(model, i) for i in range(record.num_hidden_layers)],
+        "memory": memory_facts(model, weights, lengths),
         "kernel": cpu_kernels(),
-        "no_fused_step": refusal(model.eval(), anywhere=True),
+        "no_fused_step": why_not_fused(checkpoint, model, len(header)),
     }
+
+
+def memory_facts(model: Any, weights: int, lengths: list[int]) -> list[dict[str, int]]:
+    """Count the bytes of weights and state at these lengths, beside those of the same model with softmax."""
+    if not lengths:
+        return []
+    from tarnn.models.config import softmax_pattern
+    from tarnn.models.meta_device import build_on_meta
+
+    record = replace(model.config, attention=softmax_pattern(model.config))
+    twin = build_on_meta(type(model), record).to(model.dtype)
+    twin_weights = bytes_of(twin)
+    return [
+        {
+            "length": length,
+            "state_bytes": (state := state_bytes(model, length)),
+            "total_bytes": weights + state,
+            "softmax_state_bytes": (cache := state_bytes(twin, length)),
+            "softmax_total_bytes": twin_weights + cache,
+        }
+        for length in lengths
+    ]
+
+
+def bytes_of(model: Any) -> int:
+    """Count the bytes of weights and tables."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+
+
+def why_not_fused(checkpoint: Path, model: Any, num_tensors: int) -> str | None:
+    """Say why a checkpoint has no fused step; None where it has. All its weights are read; UserError for one that is not
+    finite."""
+    from tarnn.decoding.from_program import open_folder
+    from tarnn.decoding.weights import read_weights
+    from tarnn.program.recording import ProgramError
+
+    if not model.config.causal:
+        report = partial(print, file=sys.stderr, flush=True)
+        for _ in progress(read_weights(checkpoint), num_tensors, "tensors of the weights read", report):
+            pass
+        return "it reads whole sequences"
+    try:
+        opened = open_folder(checkpoint)
+    except ProgramError as error:
+        return str(error)
+    return None if opened.weights else opened.about[-1].removeprefix("no fused step: ")
 
 
 def describe_opened(checkpoint: Path, lengths: list[int], weights: str | None) -> dict[str, Any]:
@@ -209,7 +244,7 @@ def kind_of(layer: dict[str, Any]) -> str:
         size = layer["convolution_state_bytes"]
         others = {name: x for name, x in layer.items() if name != "convolution_state_bytes"}
         return f"convolution, state {size:,} bytes; {kind_of(others)}"
-    if layer["attention"] == "linear":
+    if "feature_map" in layer:
         kind = "random features" if layer.get("random") else "features"
         features = f"{layer['feature_map']}, {layer['features']} {kind} per head"
         return f"linear, {features}, state {layer['state_bytes']:,} bytes"

@@ -16,6 +16,7 @@ from tarnn.errors import UserError
 from tarnn.extras import needed_for
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
@@ -32,7 +33,7 @@ def byte_characters() -> list[str]:
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """Ids 0–255 are the bytes themselves; 256 is <|endoftext|>, which separates documents, ends and pads."""
-    return tokenizer_of({character: byte for byte, character in enumerate(byte_characters())})
+    return wrapped(byte_backend())
 
 
 def amino_tokenizer() -> "PreTrainedTokenizerFast":
@@ -44,14 +45,24 @@ def amino_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 @needed_for("a tokenizer")
-def tokenizer_of(vocab: dict[str, int], unknown: str | None = None, **special: str) -> "PreTrainedTokenizerFast":
-    """A byte-level tokenizer whose tokens are single characters. special: names and texts of more special tokens."""
+def backend_of(vocab: dict[str, int], unknown: str | None = None) -> "Tokenizer":
+    """A byte-level tokenizer whose tokens are single characters, without special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=unknown))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return wrapped(backend, **special)
+    return backend
+
+
+def byte_backend() -> "Tokenizer":
+    """Ids 0–255 are the bytes themselves, and there are no others."""
+    return backend_of({character: byte for byte, character in enumerate(byte_characters())})
+
+
+def tokenizer_of(vocab: dict[str, int], unknown: str | None = None, **special: str) -> "PreTrainedTokenizerFast":
+    """A byte-level tokenizer whose tokens are single characters. special: names and texts of more special tokens."""
+    return wrapped(backend_of(vocab, unknown), **special)
 
 
 FIXED = {"bytes": byte_tokenizer, "amino-acids": amino_tokenizer}  # tokenizers that need no training

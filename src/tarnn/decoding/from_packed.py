@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.data.tokenizers import byte_backend
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.packed_file import AGAIN, MORE_TEMPLATES, OF_TOKENIZERS, PackedFile, read_packed
 from tarnn.decoding.plan import Refusal
@@ -89,7 +89,7 @@ def tokenizer_of_packed(path: Path, vocab_size: int) -> SavedTokenizer:
     """Open the tokenizer of a packed file, whose files are laid out for that while. Raises UserError where there is none."""
     files = read_packed(path).files
     if vocab_size == 256 and TOKENIZER not in files:
-        return SavedTokenizer(byte_tokenizer().backend_tokenizer, None, None)
+        return SavedTokenizer(byte_backend(), None, None)
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / MORE_TEMPLATES).mkdir()

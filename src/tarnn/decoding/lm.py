@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.data.tokenizers import byte_backend
 from tarnn.decoding.caches import copy_of
 from tarnn.decoding.description import facts_of
 from tarnn.decoding.draws import Sampling, row_sampler
@@ -275,5 +275,5 @@ def tokenizer_in(folder: Path, vocab_size: int) -> Any:
     if folder.is_file():
         return tokenizer_of_packed(folder, vocab_size)
     if vocab_size == 256 and not (folder / "tokenizer.json").is_file():
-        return SavedTokenizer(byte_tokenizer().backend_tokenizer, None, None)
+        return SavedTokenizer(byte_backend(), None, None)
     return open_tokenizer(folder)

@@ -12,7 +12,7 @@ from tarnn.huggingface.config_keys import TAKEN, check_base_keys, without_old_ke
 from tarnn.huggingface.folders import check_folder
 from tarnn.huggingface.versions import CACHE
 from tarnn.models.checks import check_number
-from tarnn.models.config import ModelConfig
+from tarnn.models.config import ModelConfig, softmax_pattern
 from tarnn.models.size import count_numbers
 from tarnn.other_names import CONFIG, our_name
 
@@ -173,6 +173,4 @@ class TarnnConfig(RecordConfig, record=ModelConfig):
 
 def softmax_twin(config: TarnnConfig) -> Any:
     """The config of the same shape with softmax for every kind of attention; a layer without any stays without."""
-    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
-    twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
-    return type(config).from_dict(config.to_dict() | twin)
+    return type(config).from_dict(config.to_dict() | {"attention": softmax_pattern(config.record())})

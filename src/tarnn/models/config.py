@@ -299,3 +299,9 @@ class Seq2SeqModelConfig(ModelConfig):
 def layer_choice(pattern: str | list[str], layer: int) -> str:
     """The name that a pattern has for this layer."""
     return pattern if isinstance(pattern, str) else pattern[layer % len(pattern)]
+
+
+def softmax_pattern(config: ModelConfig) -> list[str]:
+    """The attention of all layers with softmax for every kind; a layer without any stays without."""
+    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
+    return ["none" if kind == "none" else "softmax" for kind in pattern]

@@ -159,9 +159,17 @@ class Task(Trainable):
         return getattr(models, cls.config_class), getattr(models, cls.architecture)
 
     @classmethod
-    def recurrent(cls) -> tuple[Any, Any]:
-        """Return the classes of a model that only runs, token after token; without transformers, where it can be."""
-        return cls.classes()
+    def config_type(cls) -> Any:
+        """Return the class of its config, and import no model where that can be."""
+        return cls.classes()[0]
+
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any] | None:
+        """Return the record and the class of a model that only runs, token after token, without transformers.
+
+        None for a model that reads whole sequences.
+        """
+        return None
 
     @classmethod
     def check(cls, settings: Any) -> None:

@@ -4,9 +4,10 @@ Only data is read: JSON, and safetensors. transformers' own loaders would follow
 folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,12 +15,17 @@ from torch import nn
 from tarnn.checkpoint_keys import CONVERTED
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_weights, saved_dtype
 from tarnn.errors import UserError
-from tarnn.huggingface.config import TarnnConfig
+from tarnn.families.config import Config
+from tarnn.families.own.text import checked
 from tarnn.json_file import read_json, without_links
 from tarnn.models.backbone import TextModel
+from tarnn.models.config import ModelConfig
 from tarnn.models.meta_device import build_on_meta
-from tarnn.tasks.base import TASKS, task_of
+from tarnn.tasks.base import TASKS, Task, task_of
 from tarnn.weight_files import read_headers
+
+if TYPE_CHECKING:
+    from tarnn.huggingface.config import TarnnConfig
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
 # a config's checks take time per layer, before the weights can say how many there are
@@ -28,9 +34,61 @@ MOST_LAYERS = 10_000
 EXAMPLES = {"TarnnForConditionalGeneration": "examples/pairs.py", "TarnnForTokenClassification": "examples/words.py"}
 
 
-def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnConfig:
+@dataclass(frozen=True)
+class SavedConfig:
+    """A config.json of a model that runs token after token, read without transformers. model: the record that builds it."""
+
+    model: ModelConfig
+    fields: Mapping[str, Any]
+
+    def record(self) -> ModelConfig:
+        return self.model
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.fields)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        name = self.fields.get("dtype", self.fields.get("torch_dtype"))
+        dtype = getattr(torch, name, None) if isinstance(name, str) else None
+        return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
+
+    @property
+    def eos_token_id(self) -> Any:
+        return self.fields.get("eos_token_id")
+
+    @property
+    def pad_token_id(self) -> Any:
+        return self.fields.get("pad_token_id")
+
+
+def open_record(path: str | Path, tasks: Collection[str] = ("text",)) -> "SavedConfig | TarnnConfig":
+    """The config of a checkpoint, by the record that its model is built from; UserError as in `open_config`.
+
+    Transformers is loaded only for models that read whole sequences, and for keys that the record does not know.
+    """
+    task, file, fields = fields_of(Path(path), tasks)
+    kinds = task.recurrent()
+    if kinds is not None:
+        try:
+            return SavedConfig(checked(Config(fields, file), kinds[0], task.architecture), fields)
+        except UserError:  # for `open_config` to say
+            pass
+    return open_config(path, tasks)
+
+
+def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> "TarnnConfig":
     """The config of the checkpoint in folder `path`; UserError where there is none, or not one of these tasks."""
-    folder = Path(path)
+    task, file, fields = fields_of(Path(path), tasks)
+    try:
+        config: TarnnConfig = task.config_type().from_dict(fields)
+    except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
+        raise UserError(f"{file}: {' '.join(str(error).split())}") from error
+    return config
+
+
+def fields_of(folder: Path, tasks: Collection[str]) -> tuple[type[Task], Path, dict[str, Any]]:
+    """The task of the checkpoint in a folder, its config.json and what stands there; UserError as in `open_config`."""
     file = folder / "config.json"
     if not folder.is_dir():
         wrong = "is a file, not a checkpoint folder" if folder.exists() else "does not exist"
@@ -54,10 +112,7 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
     layers = fields.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
-    try:
-        return task.recurrent()[0].from_dict(without_links(fields))
-    except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
-        raise UserError(f"{file}: {' '.join(str(error).split())}") from error
+    return task, file, without_links(fields)
 
 
 def refuse_examples(folder: Path, fields: dict[str, Any]) -> None:
@@ -100,7 +155,7 @@ def open_model(
     Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short, unreadable or
     not finite, and for weights that don't belong to the config.
     """
-    config, (file, header) = open_config(path, tasks), read_headers(path)
+    config, (file, header) = (open_config if whole else open_record)(path, tasks), read_headers(path)
     check_counts(Path(path) / "config.json", config.to_dict(), header)
     saved = saved_dtype(file, header)
     dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
@@ -114,18 +169,24 @@ def open_model(
 
 
 def weightless(
-    path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype, whole: bool = False
+    path: str | Path,
+    config: "SavedConfig | TarnnConfig",
+    header: dict[str, Any],
+    dtype: torch.dtype,
+    whole: bool = False,
 ) -> Any:
     """The model with shapes and no numbers: nothing is allocated, by its states neither."""
     file, task = Path(path) / "config.json", task_of(config.to_dict())
     assert task is not None
-    if config.num_hidden_layers > len(header):
+    layers = config.record().num_hidden_layers
+    if layers > len(header):
         raise UserError(
-            f"{file} calls for {config.num_hidden_layers:,} layers, but the weights lack model.layers.{len(header)} and "
+            f"{file} calls for {layers:,} layers, but the weights lack model.layers.{len(header)} and "
             f"all that follow. It belongs to another model."
         )
     try:
-        kind = (task.classes() if whole else task.recurrent())[1]
+        kinds = None if whole else task.recurrent()
+        kind = (kinds or task.classes())[1]
         of_transformers = hasattr(kind, "config_class")  # asked so, since importing its base class takes a second
         model = build_on_meta(kind, config if of_transformers else config.record())
         return nn.Module.to(model, dtype)
@@ -141,13 +202,14 @@ def fill_from(path: str | Path, model: Any) -> Any:
     return model
 
 
-def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:
+def end_ids(file: Path, config: "SavedConfig | TarnnConfig") -> frozenset[int]:
     """The tokens that end a text, by generation_config.json or, without one, by the config; UserError for what can't be
     tokens."""
     found = read_json(file).get("eos_token_id") if file.is_file() else config.eos_token_id
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(one) is int and 0 <= one < config.vocab_size for one in ids):
+    vocab_size = config.record().vocab_size
+    if not all(type(one) is int and 0 <= one < vocab_size for one in ids):
         raise UserError(
-            f"{file}: eos_token_id must be a token below {config.vocab_size}, or a list of them; got {found!r:.60}."
+            f"{file}: eos_token_id must be a token below {vocab_size}, or a list of them; got {found!r:.60}."
         )
     return frozenset(ids)

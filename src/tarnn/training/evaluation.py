@@ -13,6 +13,7 @@ from tarnn.errors import UserError
 from tarnn.numerics import widest
 from tarnn.tasks import Task, Trained
 from tarnn.tasks.base import Trainable
+from tarnn.training.folder import CHECKPOINTS, SETTINGS, read_settings
 
 
 def bits_per_byte(nats: float, num_bytes: float) -> float:
@@ -78,8 +79,6 @@ def evaluate(
 
 def find_run(folder: Path) -> Path | None:
     """The folder of the run that a model is of: its own, or that of the checkpoint that it is; None without one."""
-    from tarnn.training.folder import CHECKPOINTS, SETTINGS  # imports transformers, which models of others do without
-
     places = [folder, folder.parent.parent] if folder.parent.name == CHECKPOINTS else [folder]
     return next((place for place in places if (place / SETTINGS).is_file()), None)
 
@@ -89,8 +88,6 @@ def trained(kind: type[Task], folder: Path, config: Any, sources: Sequence[str],
 
     Raises UserError for an option that the task does not have.
     """
-    from tarnn.training.folder import read_settings
-
     run = find_run(folder)
     saved = None if run is None else read_settings(run)
     known = {f.name for f in fields(kind.settings_class)}

@@ -17,7 +17,6 @@ from tarnn.tasks.images.task import PICTURE
 from tarnn.tasks.text.task import SAMPLE
 from tarnn.tasks.text.windowed import DATA
 from tarnn.training.checkpoints import DOOMED, PARTIAL
-from tarnn.training.error_messages import write_failure
 
 LOCK = "run.lock"
 
@@ -222,6 +221,8 @@ def written_aside(beside: Path) -> Iterator[None]:
         beside.mkdir(parents=True)
         yield
     except BaseException as error:
+        from tarnn.training.error_messages import write_failure  # imports accelerate
+
         shutil.rmtree(beside, ignore_errors=True)
         if reason := write_failure(error):
             raise UserError(

@@ -130,11 +130,16 @@ class ImageTask(Task):
         return self.make_config(self.settings, num_classes=self.num_classes, **sizes)
 
     @classmethod
-    def recurrent(cls) -> tuple[Any, Any]:
+    def config_type(cls) -> Any:
         from tarnn.huggingface.image_config import TarnnImageConfig
-        from tarnn.models.images import ImageModel
 
-        return TarnnImageConfig, ImageModel
+        return TarnnImageConfig
+
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.models.images import ImageModel, ImageModelConfig
+
+        return ImageModelConfig, ImageModel
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[float]]:
         """With the bits per dimension of each image."""

@@ -101,12 +101,21 @@ def load(folder: Path) -> Corpus:
     """Load a corpus that `prepare` wrote; the ids are mapped from disk."""
     facts = json.loads((folder / DESCRIPTION).read_text())
     tokenizer = open_saved_tokenizer(folder / "tokenizer")
-    dtype = id_dtype(len(tokenizer))
-    parts = (folder / "train.ids", folder / "validation.ids")
-    train, validation = (
-        np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype) for part in parts
-    )
+    train, validation = (mapped(folder / name, len(tokenizer)) for name in ("train.ids", "validation.ids"))
     return Corpus(tokenizer, train, validation, facts)
+
+
+def load_validation(folder: Path) -> np.ndarray:
+    """Load the ids that a corpus holds out; without transformers, as the tokenizer is looked at alone."""
+    from tarnn.decoding.tokenizer import open_tokenizer
+
+    return mapped(folder / "validation.ids", len(open_tokenizer(folder / "tokenizer")))
+
+
+def mapped(part: Path, num_ids: int) -> np.ndarray:
+    """Map the ids in a file."""
+    dtype = id_dtype(num_ids)
+    return np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype)
 
 
 def utf8_only(documents: Iterable[Document]) -> Iterator[Document]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tarnn.data.tokenizers import MASK
@@ -41,11 +42,17 @@ class TextTask(WindowTask):
     causal = True
 
     @classmethod
-    def recurrent(cls) -> tuple[Any, Any]:
+    def config_type(cls) -> Any:
         from tarnn.huggingface.config import TarnnConfig
-        from tarnn.models.backbone import TextModel
 
-        return TarnnConfig, TextModel
+        return TarnnConfig
+
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.models.backbone import TextModel
+        from tarnn.models.config import ModelConfig
+
+        return ModelConfig, TextModel
 
     def sampler(self, num_examples: int, seed: int) -> WindowSampler:
         from tarnn.tasks.text.windows import WindowSampler
@@ -141,6 +148,13 @@ class MaskedLMTask(WindowTask):
         self.bytes_per_token = 1.0  # the measure is per token
         self.example = masked_example(self.tokenizer, self.corpus.train)
         self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
+
+    @staticmethod
+    def open_tokenizer(folder: Path) -> Any:
+        """One to which a mask can be added."""
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+
+        return open_saved_tokenizer(folder)
 
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> Self:

@@ -12,7 +12,7 @@ from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.base import Task, Trained
 from tarnn.tasks.settings import MODEL, NOTHING_HELD_OUT, TokenSettings, flag_of, option
-from tarnn.tasks.text.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
+from tarnn.tasks.text.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, load_validation, prepare
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,11 +72,11 @@ class WindowTask(Task):
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> Self:
         import torch
 
-        from tarnn.data.saved_tokenizer import check_ids, open_saved_tokenizer
+        from tarnn.data.saved_tokenizer import check_ids
         from tarnn.data.tokenizers import token_bytes
 
         task = cls.__new__(cls)
-        task.settings, task.tokenizer = trained.settings, open_saved_tokenizer(trained.folder)
+        task.settings, task.tokenizer = trained.settings, cls.open_tokenizer(trained.folder)
         task.bytes_per_id = torch.tensor([len(x) for x in token_bytes(task.tokenizer)])
         if sources:
             documents = read_documents(sources, text_field=trained.settings.text_field, log=log)
@@ -89,6 +89,13 @@ class WindowTask(Task):
         check_ids(task.held_out, trained.config.vocab_size)
         task.evaluated += f": {len(task.held_out):,} tokens in windows of {task.validation_context:,}"
         return task
+
+    @staticmethod
+    def open_tokenizer(folder: Path) -> Any:
+        """Open the tokenizer of a trained model that is measured."""
+        from tarnn.decoding.tokenizer import open_tokenizer
+
+        return open_tokenizer(folder)
 
     @classmethod
     def make_config(cls, settings: Any, tokenizer: Any = None, longest: int | None = None, **of_data: Any) -> Any:
@@ -173,7 +180,7 @@ def held_out_ids(trained: Trained, of: str) -> np.ndarray:
     folder = trained.settings.out / DATA
     if not (folder / DESCRIPTION).exists():
         raise UserError(f"{folder} is gone, where the run kept what it held out. {trained.name_data}")
-    return load(folder).validation
+    return load_validation(folder)
 
 
 def ready_corpus(settings: WindowSettings, first: bool, log: Log) -> Corpus:
