@@ -5,9 +5,9 @@
 #include "linear/step.h"
 #include "model_step/delta.h"
 #include "model_step/filters.h"
-#include "model_step/hybrid.h"
 #include "model_step/rwkv7_rows.h"
 #include "model_step/ssd_rows.h"
+#include "runtime/ring.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -26,6 +26,13 @@ Index largest_of_layers(const Stack& s, F f) {
   Index most = 0;
   for (Index l = 0; l < s.num_layers; ++l) most = f(s.layers[l]) > most ? f(s.layers[l]) : most;
   return most;
+}
+
+/// How many parts a query has at most; most_slots: of new keys.
+Index most_parts(const Layer& l, Index most_slots) {
+  const bool hybrid = l.attention == Attention::hybrid;
+  const bool keeps_all = l.attention == Attention::softmax || (hybrid && l.hybrid.exact_heads);
+  return std::max(keeps_all ? key_blocks(l.cache.length + most_slots) : 0, hybrid ? parts_of_ring(l.hybrid.room) : 0);
 }
 
 /// Parts of a query in the layer that has most, the new keys included.
@@ -85,7 +92,7 @@ struct OwnBuffers {
   SsdScratch ssd;
   Rwkv7Room rwkv7;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
-  std::optional<FarBuffers> far;
+  std::optional<FarRoom> far;
   OwnBuffers(Scratch& scratch, const Stack& s)
       : step(scratch, widest_step(s)),
         delta(scratch, s),
@@ -348,14 +355,18 @@ class Sweep {
     const Reach reach = static_cast<Reach>(l.hybrid.reach[head]);
     if (reach == Reach::exact) return attend_all(l, row, rows, head);
     const Ring& ring = reach == Reach::features ? l.hybrid.features : l.hybrid.window;
+    const Index f = reach == Reach::features ? l.features.f : 0, i = l.hybrid.heads_with(reach, head), maxima = l.hybrid.log_features ? f : 1;
+    const RingKind kind = {ring.heads, l.hybrid.room, l.hybrid.sinks, s_.d, s_.d, f, l.hybrid.log_features, static_cast<double>(l.hybrid.far_until), &l.features, &l.hybrid.of_keys};
     for (const Index end = row + rows; row < end; ++row) {
       place(l, row, head);
       copy_queries(row, 1, head);
-      const Index of = s_.sequence(begin_ + row), count = ring.count[of] + begin_ + row - s_.start(of);
-      const RingToken token = {of, count, r_, s_.d, own_.ldx, head * r_, own_.x, key(row, head), value(row, head)};
+      const Index of = s_.sequence(begin_ + row), count = ring.count[of] + begin_ + row - s_.start(of), at = of * ring.heads + i;
+      const auto sums = [&](const void* x, Index n) { return static_cast<float*>(const_cast<void*>(x)) + at * n; };
+      const RingState state = {ring.k + at * kind.room * s_.d, ring.v + at * kind.room * s_.d, sums(ring.sums.S, f * s_.d), sums(ring.sums.z, f), sums(ring.sums.M, maxima)};
+      const RingToken token = {count, r_, own_.ldx, own_.x, query(row, head), key(row, head), value(row, head), l.hybrid.far_bias ? l.hybrid.far_bias + head * r_ : nullptr};
       float* to = parts(l, row, head, 0);
       const Index each = parts(l, row, head, 1) - to;
-      const Index n = RingHead(l, ring, l.hybrid.heads_with(reach, head), token, *own_.far).attend(own_.scores, to, each);
+      const Index n = RingHead(kind, state, i, token, *own_.far).attend(own_.scores, to, each);
       for (Index r = 0; r < r_; ++r) join_blocks(to + r * each, n, s_.d, output(row, head) + r * s_.d);
     }
   }

@@ -13,10 +13,11 @@ struct Grown {
   Index capacity;
 };
 
-/// A state's tensor in a call: (b, size), or of each sequence its own.
+/// A state's tensor in a call: (b, size), or of each sequence its own, or (b) counts.
 struct Memory {
   float* at = nullptr;
   const Grown* grown = nullptr;
+  Index* counts = nullptr;  // before the call; a row's own is larger by those of its sequence before it
 };
 
 struct Call {

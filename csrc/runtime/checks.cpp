@@ -1,20 +1,16 @@
 // What each kind of instruction wants of its operands: sizes that fit, memory that nobody else writes at the same time.
-#include "runtime/checks.h"
-
 #include <algorithm>
-#include <cmath>
 
-#include "linear/problem.h"
-#include "runtime/feature_map.h"
+#include "runtime/expectations.h"
 
 namespace tarnn::runtime {
 namespace {
 
 enum class Place { spreading, unit, rows };
 
-class Checks {
+class Checks : Expectations {
  public:
-  Checks(const Phase& phase, const Program& p, const std::vector<Table>& tables, const Reader& reader) : phase_(phase), p_(p), tables_(tables), reader_(reader) {}
+  Checks(const Phase& phase, const Program& p, const std::vector<Table>& tables, const Reader& reader) : Expectations(p, reader), phase_(phase), tables_(tables) {}
 
   void run() {
     one(phase_.op, Place::spreading);
@@ -26,7 +22,8 @@ class Checks {
 
  private:
   bool has_units() const {
-    return phase_.op.kind == Kind::softmax || phase_.op.kind == Kind::linear || phase_.op.kind == Kind::delta || phase_.op.kind == Kind::low_rank_delta;
+    return phase_.op.kind == Kind::softmax || phase_.op.kind == Kind::linear || phase_.op.kind == Kind::delta || phase_.op.kind == Kind::low_rank_delta ||
+           phase_.op.kind == Kind::hybrid;
   }
 
   void one(const Instruction& x, Place place) {
@@ -52,6 +49,7 @@ class Checks {
       case Kind::linear: return linear(x);
       case Kind::delta: return delta(x);
       case Kind::low_rank_delta: return low_rank(x);
+      case Kind::hybrid: return hybrid(x);
       case Kind::mix: return mix(x);
       case Kind::head: return head(x);
       case Kind::embed: return embed(x);
@@ -72,41 +70,10 @@ class Checks {
     const Slot::Of of = p_.slots[static_cast<std::size_t>(o.slot)].of;
     if (of == Slot::Of::bytes && !(x.kind == Kind::to_bytes && written)) wrong("it reads numbers from a slot of bytes");
     if (of == Slot::Of::own && !units) wrong("it stands outside of units, and uses a thread's own memory");
-    if (of == Slot::Of::own && phase_.op.kind == Kind::softmax) wrong("a thread's own memory does not last from a key to its queries");
+    if (of == Slot::Of::own && (phase_.op.kind == Kind::softmax || phase_.op.kind == Kind::hybrid)) wrong("a thread's own memory does not last from a key to its queries");
     if (of == Slot::Of::own && o.size() > Reader::largest / phase_.units) wrong("its units have too much memory together");
     if (!units || of == Slot::Of::own) return;
     if (o.heads % phase_.units && (written || phase_.units % o.heads)) wrong("its heads do not fit the units");
-  }
-
-  void counts(const Instruction& x, Index outputs, Index inputs, std::size_t integers = 0, std::size_t numbers = 0, std::size_t states = 0) const {
-    need(x.outputs == outputs && x.inputs() == inputs, "it has another number of operands");
-    need(x.integers.size() == integers && x.numbers.size() == numbers && x.states.size() == states, "it has other integers, numbers or states");
-  }
-  void need(bool fits, const char* why) const {
-    if (!fits) wrong(why);
-  }
-  void same(const Operand& a, const Operand& b) const { need(a.heads == b.heads && a.width == b.width, "operands have different shapes"); }
-  Index whole(Index integer, Index least, Index most) const {
-    need(integer >= least && integer <= most, "an integer is out of its range");
-    return integer;
-  }
-  void vector(const Instruction& x, Index i, Index n, bool needed) const {
-    need(x.length(i) == n || (!needed && x.length(i) == 0), "a vector has another length");
-  }
-  void state(const Instruction& x, Index i, Index size, bool grows = false) const {
-    const State& s = p_.states[static_cast<std::size_t>(x.state(i))];
-    need(s.size == size && s.grows == grows, "a state has another size");
-  }
-  /// Room for whole panels behind an output of a product.
-  void panels(const Operand& o, Index outputs) const {
-    need(o.size() == outputs, "a product has another number of outputs");
-    need(o.offset + whole_panels(outputs) <= whole_panels(p_.slots[static_cast<std::size_t>(o.slot)].width), "a product writes beyond its slot");
-  }
-  void bytes(Index slot, const Matrix& w) const {
-    if (!w.takes_bytes()) return need(slot == -1, "a product of floats reads bytes");
-    whole(slot, 0, static_cast<Index>(p_.slots.size()) - 1);
-    const Slot& of = p_.slots[static_cast<std::size_t>(slot)];
-    need(of.of == Slot::Of::bytes && of.width >= w.inputs, "a product reads bytes that are not there");
   }
 
   void product(const Instruction& x) const {
@@ -134,11 +101,48 @@ class Checks {
   }
   void softmax(const Instruction& x) const {
     counts(x, 1, 3, 0, 1, 2);
+    keys_and_values(x);
+    caches(x, 0, x.in(1).heads);
+  }
+  void keys_and_values(const Instruction& x) const {
     const Operand &q = x.in(0), &k = x.in(1), &v = x.in(2);
     need(k.heads == v.heads && x.out().heads == q.heads && x.out().width == v.width, "its values have another shape");
     need(q.width == k.width && q.heads % k.heads == 0 && phase_.units == k.heads, "its heads do not fit");
-    state(x, 0, k.size(), true), state(x, 1, v.size(), true);
-    for (Index i = 0; i < 2; ++i) need(p_.states[static_cast<std::size_t>(x.state(i))].heads == k.heads, "a cache has other heads");
+  }
+  void hybrid(const Instruction& x) const {
+    need(x.outputs == 1 && x.inputs() == 3, "it has another number of operands");
+    keys_and_values(x);
+    const Index g = x.in(1).heads;
+    need(static_cast<Index>(x.integers.size()) >= 4 + g, "it has fewer reaches than heads");
+    const Index room = whole(x.integer(0), 1, Reader::largest), f = whole(x.integer(2), 0, Reader::largest);
+    const bool logs = whole(x.integer(3), 0, 1) != 0;
+    whole(x.integer(1), 0, room - 1);
+    Index heads[3] = {};
+    for (Index i = 0; i < g; ++i) ++heads[whole(x.integer(4 + i), 0, 2)];
+    const Index far = heads[0] > 0, rings = far + (heads[1] > 0), caches_at = 6 * rings;
+    need((f > 0) == (far > 0), "it has features that no head reaches, or none that one does");
+    counts(x, 1, 3, static_cast<std::size_t>(4 + g + 8 * far), static_cast<std::size_t>(2 + 10 * far), static_cast<std::size_t>(caches_at + 2 * (heads[2] > 0)));
+    if (far) ring(x, 0, heads[0], room, f, logs), maps(x, heads[0], f);
+    if (heads[1]) ring(x, 6 * far, heads[1], room, 0, false);
+    if (heads[2]) caches(x, caches_at, heads[2]);
+  }
+  /// The states of n heads from the `first` on.
+  void ring(const Instruction& x, Index first, Index n, Index room, Index f, bool logs) const {
+    const Index d = x.in(1).width, e = x.in(2).width;
+    need(room <= Reader::largest / (n * std::max(d, e)) && f <= Reader::largest / (n * e), "its states are too large");
+    state(x, first, n * room * d), state(x, first + 1, n * room * e), state(x, first + 2, n * f * e), state(x, first + 3, n * f);
+    state(x, first + 4, n * (logs ? f : 1)), state(x, first + 5, 1, State::Of::counts);
+  }
+  /// What makes the features of queries and of keys, of n heads.
+  void maps(const Instruction& x, Index n, Index f) const {
+    const Index integer = 4 + x.in(1).heads, d = x.in().width;
+    vector(x, 0, x.in(0).heads, false);
+    Index matrices = 0;
+    for (Index side = 0; side < 2; ++side) {
+      need(x.integer(integer + 4 * side) != static_cast<Index>(tarnn::Function::cosformer), "its features depend on places");
+      matrices += map(x, {integer + 4 * side, 2 + 5 * side, 1 + 5 * side, matrices}, n, d, f);
+    }
+    need(static_cast<Index>(x.matrices.size()) == matrices, "it has another matrix");
   }
   /// Heads of q, k and v; returns those of the states, which units share out.
   Index states_of(const Instruction& x) const {
@@ -228,34 +232,10 @@ class Checks {
   }
   void features(const Instruction& x) const {
     counts(x, 2, 1, 4, 5);
-    const Index d = x.in().width, heads = x.in().heads;
-    const auto function = static_cast<tarnn::Function>(whole(x.integer(0), 0, static_cast<Index>(tarnn::Function::log_softmax)));
+    const Index heads = x.in().heads;
     need(x.out().heads == heads && x.out(1).heads == heads && x.out(1).width == 1, "its outputs have other heads");
-    const Index of_omega = whole(x.integer(1), 0, heads), m = whole(x.integer(2), of_omega ? 1 : 0, of_omega ? Reader::largest / heads : 0);
-    need(of_omega == 0 || heads % of_omega == 0, "Ω has other heads");
-    need(x.matrices.size() == (of_omega ? 1u : 0u), "it has another matrix");
-    if (of_omega) matrix(x.matrices[0], d, of_omega * whole_panels(m));
-    vector(x, 0, 6, function == tarnn::Function::pairs);
-    const Index moves = whole(x.integer(3), 0, heads);
-    need(moves == 0 || heads % moves == 0, "its moves have other heads");
-    for (Index i = 1; moves && i < 4; ++i) vector(x, i, moves * d, true);
-    if (moves) vector(x, 4, moves, true);
-    need(x.out().width == features_of(x, function, of_omega ? m : d), "it has another number of features");
+    need(static_cast<Index>(x.matrices.size()) == map(x, {}, heads, x.in().width, x.out().width), "it has another matrix");
   }
-  static Index features_of(const Instruction& x, tarnn::Function function, Index n) {
-    switch (function) {
-      case tarnn::Function::waves:
-      case tarnn::Function::halves:
-      case tarnn::Function::cosformer: return 2 * n;
-      case tarnn::Function::dpfp: return x.numbers[4] >= 1 && x.numbers[4] <= 1 << 16 && !x.integer(1) ? 2 * n * static_cast<Index>(x.numbers[4]) : -1;
-      case tarnn::Function::pairs: {
-        const float* part = x.vector(0);
-        return x.integer(1) ? -1 : n + n * (n - 1) / 2 + (part[0] != 0) + (part[1] != 0) * n + (part[4] != 0) * n + (part[5] != 0);
-      }
-      default: return n;
-    }
-  }
-  void matrix(const Matrix& w, Index inputs, Index outputs) const { need(!w.takes_bytes() && w.inputs == inputs && w.outputs == outputs, "it has another matrix"); }
   void head_product(const Instruction& x) const {
     counts(x, 1, 1);
     need(x.matrices.size() == 1 && (x.in().heads == 1 || x.in().heads == x.out().heads), "it has other heads");
@@ -267,12 +247,8 @@ class Checks {
     need(slot.of == Slot::Of::bytes && x.out().offset == 0 && x.out().size() == x.in().size(), "it writes other bytes than it reads");
   }
 
-  [[noreturn]] void wrong(const char* why) const { reader_.fail("an instruction", std::string("is wrong: ") + why); }
-
   const Phase& phase_;
-  const Program& p_;
   const std::vector<Table>& tables_;
-  const Reader& reader_;
 };
 
 }  // namespace

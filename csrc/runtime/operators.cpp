@@ -87,19 +87,31 @@ struct ProgramJob : Job {
   std::vector<Grown> grown;
 };
 
-/// The states' memory: one tensor (b, size), or of a state that grows b tensors (g, capacity, size / g).
+/// A tensor of (b) counts of tokens.
+Index* counts_of(const Tensor& x, Index b) {
+  if (x.numel() != b || !x.has_int64() || !x.is_contiguous()) return nullptr;
+  auto* at = static_cast<Index*>(x.mutable_data_ptr());
+  return std::all_of(at, at + b, [](Index n) { return n >= 0 && n < Index(1) << 62; }) ? at : nullptr;
+}
+
+/// The states' memory: one tensor (b, size), or of a state that grows b tensors (g, capacity, size / g), or (b) counts.
 void give_states(const Program& p, Index b, const std::vector<Tensor>& states, ProgramJob& job) {
   const auto refuse = [] { throw std::runtime_error("the states are not those of the program."); };
   std::size_t at = 0;
   job.grown.reserve(p.states.size() * static_cast<std::size_t>(b));  // so that nothing moves
   for (const State& s : p.states) {
     Memory memory{};
-    if (s.grows) memory.grown = job.grown.data() + job.grown.size();
-    for (Index i = 0; i < (s.grows ? b : 1); ++i, ++at) {
+    if (s.grows()) memory.grown = job.grown.data() + job.grown.size();
+    for (Index i = 0; i < (s.grows() ? b : 1); ++i, ++at) {
       if (at == states.size()) refuse();
       const Tensor& x = states[at];
       const Type type = x.scalar_type();
-      if (!s.grows) {
+      if (s.of == State::Of::counts) {
+        memory.counts = counts_of(x, b);
+        if (!memory.counts) refuse();
+        continue;
+      }
+      if (!s.grows()) {
         if (x.numel() != b * s.size || !x.has_float32() || !x.is_contiguous()) refuse();
         memory.at = static_cast<float*>(x.mutable_data_ptr());
         continue;
@@ -118,10 +130,12 @@ void give_states(const Program& p, Index b, const std::vector<Tensor>& states, P
 /// The keys and values of a sequence are of one type, and have room for equally many tokens.
 void check_pairs(const Program& p, const ProgramJob& job, Index b) {
   for (const Phase& phase : p.phases) {
-    if (phase.op.kind != Kind::softmax) continue;
-    const auto of = [&](Index i) { return job.memories[static_cast<std::size_t>(phase.op.state(i))].grown; };
-    for (Index i = 0; i < b; ++i)
-      if (of(0)[i].type != of(1)[i].type || of(0)[i].capacity != of(1)[i].capacity) throw std::runtime_error("keys and values have different types or room.");
+    std::vector<const Grown*> grown;
+    for (const Index state : phase.op.states)
+      if (const Memory& m = job.memories[static_cast<std::size_t>(state)]; m.grown) grown.push_back(m.grown);
+    for (std::size_t i = 1; i < grown.size(); i += 2)
+      for (Index of = 0; of < b; ++of)
+        if (grown[i][of].type != grown[i - 1][of].type || grown[i][of].capacity != grown[i - 1][of].capacity) throw std::runtime_error("keys and values have different types or room.");
   }
 }
 
@@ -194,7 +208,12 @@ void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::
   if (n == 0) return;
   const FlushDenormals flush;
   run_blocks(job, each);
-  for (Index i = 0; i < b; ++i) at[i] += job->starts[static_cast<std::size_t>(i + 1)] - job->starts[static_cast<std::size_t>(i)];
+  for (Index i = 0; i < b; ++i) {
+    const Index tokens = job->starts[static_cast<std::size_t>(i + 1)] - job->starts[static_cast<std::size_t>(i)];
+    at[i] += tokens;
+    for (const Memory& m : job->memories)
+      if (m.counts) m.counts[i] += tokens;
+  }
 }
 
 Index program_version_read() { return program_version; }

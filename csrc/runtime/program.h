@@ -11,7 +11,7 @@ namespace tarnn::runtime {
 
 /// What an instruction does. Those before `first_of_rows` spread over tasks, and each begins a phase; the others act on rows.
 enum class Kind : Index {
-  nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head,
+  nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head, hybrid,
   first_of_rows,
   embed = first_of_rows, angles, norm, combine, rotate, features, head_product, to_bytes, filter_rows, clamp,
   count
@@ -19,6 +19,9 @@ enum class Kind : Index {
 
 /// Element by element.
 enum class Function : Index { identity, silu, gelu, gelu_tanh, relu, squared_relu, sigmoid, tanh, softplus, exp, neg, log_sigmoid, count };
+
+/// What a key head of hybrid attention sees beyond its window: features of the keys, nothing, or all keys.
+enum class Reach : Index { features, window, exact };
 
 /// Some numbers of each row in a slot: `heads` times `width`, side by side from `offset` on.
 struct Operand {
@@ -70,11 +73,18 @@ struct Slot {
   Index width;
 };
 
-/// A tensor of the state, (b, size) float32. grows: (g, capacity, size / g) of each sequence, float32 or bfloat16, with as many
-/// tokens there as the sequence's position says; size is that of one token.
+/// A tensor of the state. numbers: (b, size) float32. grows: (g, capacity, size / g) of each sequence, float32 or bfloat16, with as many
+/// tokens there as the sequence's position says; size is that of one token. counts: (b) int64, the tokens that each sequence has had.
 struct State {
+  enum class Of : Index { numbers, grows, counts } of;
   Index size, heads;
-  bool grows;
+  bool grows() const { return of == Of::grows; }
+};
+
+/// Where in an instruction stands what makes features: function, heads and rows of Ω, heads of a move; square, offset, gain, shift, number; parts,
+/// centre, stretch, weight, constant; Ω.
+struct MapPlaces {
+  Index integer = 0, number = 0, vector = 0, matrix = 0;
 };
 
 struct Program {
@@ -97,6 +107,6 @@ struct Table {
 /// Checks and reads. Throws std::runtime_error with one sentence.
 Program read_program(const Index* numbers, Index count, const void* block, Index bytes, const std::vector<Table>& tables);
 
-constexpr Index program_version = 2;  // raise it with the order or the meaning of any number
+constexpr Index program_version = 3;  // raise it with the order or the meaning of any number
 
 }  // namespace tarnn::runtime

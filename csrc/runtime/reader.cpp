@@ -68,8 +68,9 @@ void read_states(Reader& reader, Program& p) {
   for (Index n = reader.number("the states", 0, reader.most); n > 0; --n) {
     State s{};
     s.size = reader.number("the size of a state", 0, reader.largest), s.heads = reader.number("the heads of a state", 1, reader.largest);
-    s.grows = reader.number("whether a state grows", 0, 1) != 0;
-    if (s.size % s.heads || (s.grows && s.size == 0)) reader.fail("a state", "does not have as much for each head");
+    s.of = static_cast<State::Of>(reader.number("what a state has", 0, 2));
+    if (s.size % s.heads || (s.grows() && s.size == 0)) reader.fail("a state", "does not have as much for each head");
+    if (s.of == State::Of::counts && s.size != 1) reader.fail("a state", "has more than one count");
     p.states.push_back(s);
   }
 }

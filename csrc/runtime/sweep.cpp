@@ -2,6 +2,7 @@
 #include "runtime/instructions/delta.h"
 #include "runtime/instructions/features.h"
 #include "runtime/instructions/filter.h"
+#include "runtime/instructions/hybrid.h"
 #include "runtime/instructions/linear.h"
 #include "runtime/instructions/low_rank_delta.h"
 #include "runtime/instructions/softmax.h"
@@ -47,6 +48,7 @@ std::size_t scratch_of(const Instruction& x) {
     case Kind::linear: LinearHeads::Room(counting, x); break;
     case Kind::delta: DeltaHeads::Room(counting, x, rows_at_once); break;
     case Kind::low_rank_delta: LowRankToken(counting, x.in().width); break;
+    case Kind::hybrid: HybridHead::Room(counting, x), Softmax::Room(counting, x); break;
     case Kind::features: FeatureRoom(counting, x, rows_at_once); break;
     case Kind::head_product: counting.take<float>(rows_at_once * panel); break;
     case Kind::product: counting.take<float>(2 * rows_a_product * panel); break;
@@ -67,6 +69,7 @@ void lay_out_own(Scratch& scratch, const Program& p, const std::vector<Index>& l
 void lay_out_parts(Scratch& scratch, const Call& c, Index rows, Frame& frame) {
   each_instruction(*c.program, [&](const Instruction& x) {
     if (x.kind == Kind::softmax) frame.ld_parts = std::max(frame.ld_parts, Softmax::parts_of_row(x, c));
+    if (x.kind == Kind::hybrid) frame.ld_parts = std::max(frame.ld_parts, HybridHead::parts_of_row(x, c));
   });
   frame.parts = scratch.take<float>(rows * frame.ld_parts);
 }
@@ -100,7 +103,7 @@ class Sweep {
           filter(p.op, whole(), row, rows, i * panel, smaller(panel, n - i * panel));
         }, then);
       }
-      default: return over_states(p.units, [&](Index row, Index rows, Index unit) { run_unit(p, row, rows, unit); }, then);
+      default: return over_states(p.units, [&](Index row, Index rows, Index unit) { run_unit(p, row, rows, unit); }, then, p.op.kind == Kind::hybrid ? 1 : 4);
     }
   }
 
@@ -115,6 +118,7 @@ class Sweep {
         case Kind::linear: LinearHeads(p.op, at).run(row, n); break;
         case Kind::delta: DeltaHeads(p.op, at).run(row, n); break;
         case Kind::low_rank_delta: low_rank_delta(p.op, at, row, n); break;
+        case Kind::hybrid: HybridHead(p.op, at).run(row, n); break;
         default: break;
       }
       for (const Instruction& x : p.after) run_rows(x, at, row, n);

@@ -11,7 +11,9 @@ from support.families import FAMILIES, model_of
 from tarnn.conversion import set_options
 from tarnn.errors import UserError
 from tarnn.families.by_name import open_program
+from tarnn.kernels.cpu import library
 from tarnn.program.definition import new_states, run
+from tarnn.program.runtime import Runtime
 from tarnn.program.state import check_state, new_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
@@ -64,6 +66,10 @@ def differs_no_more_than_rounding(model, folder, tolerance=2e-4):
     assert (logits - expected).abs().max() <= tolerance * expected.abs().max()
     assert (logits[:, 12:].std(0) > 1e-2).any()
     check_state(new_state(program, 2, 3), program, 2, [3, 3])
+    if library.available():
+        runtime = Runtime(program)
+        compiled, _ = runtime.prefill(ids, runtime.new_state(2, 23), every=True)
+        assert (compiled - expected).abs().max() <= tolerance * expected.abs().max()
     return program
 
 

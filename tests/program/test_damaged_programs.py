@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from support.drawn_programs import VOCABULARY, compiled
+from support.drawn_programs import VOCABULARY, drawn_program
 
 from tarnn.kernels.cpu import library
 from tarnn.program.packing import pack
@@ -34,7 +34,7 @@ def run(numbers, packed, program, weights):
 def test_damaged_programs(seed):
     """One or two numbers changed: refused, or run within its memory (under sanitizers a read beyond it ends the process)."""
     chance = random.Random(seed)
-    program, weights = compiled(seed), chance.choice(["float32", "int8", "int4"])
+    program, weights = drawn_program(seed), chance.choice(["float32", "int8", "int4"])
     packed = pack(program, weights)
     sentences = []
     for _ in range(TRIES // 8):
@@ -51,7 +51,7 @@ def test_damaged_programs(seed):
 
 
 def test_what_is_cut_short_or_of_another_version():
-    program = compiled(1)
+    program = drawn_program(1)
     packed = pack(program, "float32")
     for count in (0, 1, 2, 3, 10, len(packed.numbers) - 1):
         with pytest.raises(RuntimeError, match="cut short"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from support.drawn_programs import VOCABULARY, compiled
+from support.drawn_programs import VOCABULARY, drawn_program
 
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
@@ -45,7 +45,7 @@ def read(runtime, rows, pieces=(14,)):
 @settings(max_examples=40, deadline=None)
 @given(SEEDS)
 def test_drawn_programs_are_as_defined(seed):
-    program, rows = compiled(seed), tokens(seed)
+    program, rows = drawn_program(seed), tokens(seed)
     states = definition.new_states(program, len(rows), dtype=torch.float64)
     exact, _ = definition.run(program, rows, states, positions=[0] * len(rows), dtype=torch.float64)
     plain, _ = definition.run(program, rows, definition.new_states(program, len(rows)), positions=[0] * len(rows))
@@ -58,7 +58,7 @@ def test_drawn_programs_are_as_defined(seed):
 @settings(max_examples=12, deadline=None)
 @given(seed=SEEDS, piece=st.integers(1, 6))
 def test_bits_depend_on_the_row_alone(weights, seed, piece):
-    runtime, rows = Runtime(compiled(seed), weights), tokens(seed)
+    runtime, rows = Runtime(drawn_program(seed), weights), tokens(seed)
     whole = read(runtime, rows)
     (alone,) = read(runtime, rows[2:], [piece] * 14)
     assert torch.equal(whole[2], alone)
@@ -71,7 +71,7 @@ def test_bits_depend_on_the_row_alone(weights, seed, piece):
 @pytest.mark.parametrize("weights", FORMATS)
 def test_threads_do_not_change_bits(weights):
     rows, before = tokens(5), torch.get_num_threads()
-    runtimes = [Runtime(compiled(seed), weights) for seed in range(6)]
+    runtimes = [Runtime(drawn_program(seed), weights) for seed in range(6)]
     one = [read(x, rows) for x in runtimes]
     try:
         torch.set_num_threads(3)

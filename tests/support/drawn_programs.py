@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.program.fusion import NOT_PLANNED
 from tarnn.program.hybrid import REACHES, hybrid
 from tarnn.program.instructions import Program
 from tarnn.program.recording import (
@@ -197,12 +196,3 @@ MIXERS = (
 def drawn_program(seed: int) -> Program:
     """Record a program of one to three layers that the seed decides on."""
     return Drawn(seed).program()
-
-
-def compiled(seed: int) -> Program:
-    """Draw a program of instructions that the compiled runtime has."""
-    program = Drawn(seed).program()
-    while NOT_PLANNED & {x.kind for x in program.instructions}:
-        seed += 2**32
-        program = Drawn(seed).program()
-    return program

@@ -9,14 +9,16 @@ namespace TARNN_ISA {
 
 /// integers: function, heads and rows of Ω, heads of a move (0: none). numbers: square, offset, gain, shift, number. vectors: parts, centre,
 /// stretch, weight, constant. matrices: Ω, if there is one.
-inline FeatureMap map_of(const Instruction& x) {
+inline FeatureMap map_of(const Instruction& x, MapPlaces at, Index f) {
   FeatureMap m{};
-  m.function = static_cast<tarnn::Function>(x.integer(0));
-  m.made_here = true, m.f = x.out().width, m.heads = x.integer(1), m.m = x.integer(2);
-  if (m.heads) m.omega = x.matrices[0];
-  m.square = x.number(0), m.offset = x.number(1), m.gain = x.number(2), m.shift = x.number(3), m.number = x.numbers[4];
-  m.parts = x.vector(0);
-  if (x.integer(3)) m.queries = {x.integer(3), x.vector(1), x.vector(2), x.vector(3), x.vector(4)};
+  m.function = static_cast<tarnn::Function>(x.integer(at.integer));
+  m.made_here = true, m.f = f, m.heads = x.integer(at.integer + 1), m.m = x.integer(at.integer + 2);
+  if (m.heads) m.omega = x.matrices[static_cast<std::size_t>(at.matrix)];
+  m.square = x.number(at.number), m.offset = x.number(at.number + 1), m.gain = x.number(at.number + 2), m.shift = x.number(at.number + 3);
+  m.number = x.numbers[static_cast<std::size_t>(at.number + 4)];
+  m.parts = x.vector(at.vector);
+  const auto move = [&](Index i) { return x.vector(at.vector + i); };
+  if (const Index heads = x.integer(at.integer + 3)) m.queries = {heads, move(1), move(2), move(3), move(4)};
   return m;
 }
 
@@ -31,7 +33,7 @@ struct FeatureRoom {
 };
 
 inline void features(const Instruction& x, const View& at, Index row, Index rows) {
-  const FeatureMap map = map_of(x);
+  const FeatureMap map = map_of(x, {}, x.out().width);
   const Operand& in = x.in();
   const Part part = at.part(in);
   Scratch scratch(at.own.scratch);

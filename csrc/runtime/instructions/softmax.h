@@ -7,7 +7,8 @@
 namespace tarnn::runtime {
 namespace TARNN_ISA {
 
-/// Inputs: q, k, v. numbers: what scores are multiplied with beyond 1/√d. states: keys and values. Its units are the key heads.
+/// Inputs: q, k, v. numbers: what scores are multiplied with beyond 1/√d. states: keys and values. Its units are the key heads; `first` is the first
+/// of the two states, and `head` the one that the unit has in them.
 class Softmax {
  public:
   struct Room {
@@ -19,16 +20,18 @@ class Softmax {
     }
   };
 
-  Softmax(const Instruction& x, const View& at) : x_(x), at_(at), d_(x.in().width), e_(x.in(2).width), r_(x.in(0).heads / x.in(1).heads) {}
+  Softmax(const Instruction& x, const View& at) : Softmax(x, at, 0, at.unit) {}
+  Softmax(const Instruction& x, const View& at, Index first, Index head)
+      : x_(x), at_(at), d_(x.in().width), e_(x.in(2).width), r_(x.in(0).heads / x.in(1).heads), first_(first), head_(head) {}
 
   /// The cache of a row's sequence as it is when the row comes.
   Cache cache(Index row) const {
-    const Memory &keys = at_.call().memories[x_.state(0)], &values = at_.call().memories[x_.state(1)];
+    const Memory &keys = at_.call().memories[x_.state(first_)], &values = at_.call().memories[x_.state(first_ + 1)];
     const Index i = at_.sequence(row);
     return {keys.grown[i].at, values.grown[i].at, keys.grown[i].type, nullptr, keys.grown[i].capacity, at_.position(row)};
   }
 
-  void put_key(Index row) const { append(cache(row), at_.unit, d_, e_, at_.at(x_.in(1), row), at_.at(x_.in(2), row)); }
+  void put_key(Index row) const { append(cache(row), head_, d_, e_, at_.at(x_.in(1), row), at_.at(x_.in(2), row)); }
 
   /// One block of keys, for rows of a sequence that follow on one another.
   void attend_part(Index row, Index rows, Index block) const {
@@ -45,7 +48,7 @@ class Softmax {
       else for (Index c = 0; c < d_; ++c) q[c] = from[c] * scale;
     }
     const Queries queries = {rows, r_, room.ldx, parts(row, 1) - parts(row, 0), at_.frame.ld_parts, room.x, room.scores, parts(row, 0) + block * partial_size(e_)};
-    attend_block(before, at_.unit, d_, e_, block, queries);
+    attend_block(before, head_, d_, e_, block, queries);
   }
 
   void join(Index row) const {
@@ -60,16 +63,16 @@ class Softmax {
   }
   static Index parts_of_row(const Instruction& x, const Call& c) { return x.in(0).heads * most_parts(c) * partial_size(x.in(2).width); }
 
- private:
   /// Where the parts of a query lie.
   float* parts(Index row, Index r) const {
     const Index each = at_.frame.ld_parts / x_.in(0).heads;
     return at_.frame.parts + row * at_.frame.ld_parts + (at_.unit * r_ + r) * each;
   }
 
+ private:
   const Instruction& x_;
   const View& at_;
-  const Index d_, e_, r_;
+  const Index d_, e_, r_, first_, head_;
 };
 
 }  // namespace TARNN_ISA

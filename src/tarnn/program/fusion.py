@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from tarnn.numerics import default_eps
-from tarnn.program.feature_functions import FUNCTIONS as MAPS
 from tarnn.program.instructions import Instruction, Program, View
-from tarnn.program.recording import FUNCTIONS, ProgramError
+from tarnn.program.map_numbers import PLAIN, Numbers, hybrid_numbers, map_numbers, relative
+from tarnn.program.recording import FUNCTIONS
 
 IN_PRODUCTS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")  # functions that a product's panels pass
 IN_LINEAR = ("identity", "elu", "relu", "squared_relu", "exp")  # maps that linear attention computes itself
-NOT_PLANNED = {"hybrid"}  # instructions that the definition alone runs
 OTHERS = ("none", "same", "per_head", "channels", "all", "heads", "number")
 
 
@@ -35,7 +34,7 @@ class Operation:
     in_turns: bool = False
     exact: bool = False
     function: str = "identity"
-    heads: tuple[Tensor, Tensor | None] | None = None  # matrices of each head
+    heads: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # matrices of each head
     vectors: list[Tensor | None] = field(default_factory=list)
     integers: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
@@ -56,10 +55,6 @@ class Fusion:
                 self._uses[view.register] += 1
         self._made: dict[int, Operation] = {}
         for instruction in program.instructions:
-            if instruction.kind in NOT_PLANNED:
-                raise ProgramError(
-                    f"the compiled runtime has no instruction {instruction.kind}; the definition runs it"
-                )
             getattr(self, f"_{instruction.kind}", self._plain)(instruction)
 
     def _put(self, operation: Operation) -> Operation:
@@ -98,7 +93,7 @@ class Fusion:
 
     def _head_product(self, x: Instruction) -> None:
         heads = x.weights["weight"], x.weights.get("bias")
-        self._put(Operation("head_product", list(x.outputs), list(x.inputs), heads=heads))
+        self._put(Operation("head_product", list(x.outputs), list(x.inputs), heads=[heads]))
 
     def _norm(self, x: Instruction) -> None:
         kind = ("rms", "layer", "l2", "length").index(x.numbers["kind"])
@@ -217,8 +212,7 @@ class Fusion:
         self._put(made)
 
     def _softmax(self, x: Instruction) -> None:
-        scale = float(x.numbers["scale"]) * x.inputs[0].width ** 0.5  # type: ignore[arg-type]
-        numbers = [1.0 if abs(scale - 1) < 1e-6 else scale]
+        numbers = [relative(float(x.numbers["scale"]) * x.inputs[0].width ** 0.5)]  # type: ignore[arg-type]
         self._put(Operation("softmax", list(x.outputs), list(x.inputs), numbers=numbers, states=x.states))
 
     def _delta(self, x: Instruction) -> None:
@@ -226,23 +220,11 @@ class Fusion:
         self._put(Operation("delta", list(x.outputs), list(x.inputs), vectors=list(vectors), states=x.states))
 
     def _features(self, x: Instruction) -> None:
-        n, w = x.numbers, x.weights
-        made = Operation("features", list(x.outputs), list(x.inputs))
-        omega, moves = w.get("omega"), w.get("centre")
-        if omega is not None:
-            bias = w.get("bias")
-            made.heads = omega, None if bias is None else bias.expand(len(omega), -1)
-        made.integers = [
-            MAPS.index(str(n["function"])),
-            *((0, 0) if omega is None else omega.shape[:2]),
-            0 if moves is None else len(moves),
-        ]
-        made.numbers = [float(n.get(name, other)) for name, other in _NUMBERS]  # type: ignore[arg-type]
-        parts: Any = n.get("parts")
-        made.vectors = [torch.tensor(parts) if parts else None]
-        if moves is not None:
-            made.vectors += [w[name].flatten() for name in ("centre", "stretch", "weight", "constant")]
-        self._put(made)
+        self._put(_numbered(x, map_numbers(x.numbers, x.weights)))
+
+    def _hybrid(self, x: Instruction) -> None:
+        sums = [state for i in x.states if (state := self.program.states[i]).name == "z"]
+        self._put(_numbered(x, hybrid_numbers(x, max((state.shape[1] for state in sums), default=0))))
 
     def _linear(self, x: Instruction) -> None:
         inputs, n = list(x.inputs[:3]), x.numbers
@@ -290,12 +272,14 @@ def matrices_of(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tenso
     return [x for w, b in zip(weight, parts, strict=True) for x in matrices_of(w, b)]
 
 
-_NUMBERS = (("square", 0.0), ("offset", 0.0), ("gain", 1.0), ("shift", 0.0), ("number", float("-inf")))
+def _numbered(x: Instruction, made: Numbers) -> Operation:
+    views = list(x.outputs), list(x.inputs)
+    return Operation(x.kind, *views, **made._asdict(), states=x.states)
 
 
 def _is_plain(x: Operation) -> bool:
-    plain = x.numbers == [other for _, other in _NUMBERS] and x.integers[0] < len(IN_LINEAR)
-    return plain and x.heads is None and not x.integers[3]
+    plain = x.numbers == PLAIN and x.integers[0] < len(IN_LINEAR)
+    return plain and not x.heads and not x.integers[3]
 
 
 def _combine(output: View, a: View, function: str) -> Operation:

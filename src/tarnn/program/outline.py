@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tarnn.program.instructions import Instruction, Program, StateSpec, View
-from tarnn.program.packing import NO_LIMIT, VERSION, Packed
+from tarnn.program.packing import NO_LIMIT, VERSION, Packed, has
 from tarnn.program.state import CLASSES
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}  # of states
@@ -38,7 +38,7 @@ def program_of(outline: Mapping[str, Any], packed: Packed) -> Program:
     states = tuple(_state(len(outline["layers"]), *x) for x in outline["states"])
     if unknown := set(outline["layers"]) - set(CLASSES):
         raise ValueError(f"there are no states of the kind {min(unknown)!r:.60}")
-    sizes = [(*_size(x), x.grows is not None) for x in states]
+    sizes = [(*_size(x), has(x)) for x in states]
     if [num_outputs, min(limit or NO_LIMIT, NO_LIMIT), sizes] != _numbers(packed):
         raise ValueError("its states are not those of its numbers")
     weights = dict(zip(("tokens", "places"), packed.tables, strict=False))
@@ -78,4 +78,4 @@ def _numbers(packed: Packed) -> list[Any]:
     slots = numbers[6]
     at = 7 + 2 * slots
     states = numbers[at + 1 : at + 1 + 3 * numbers[at]]
-    return [*numbers[3:5], [(size, heads, bool(grows)) for size, heads, grows in zip(*[iter(states)] * 3, strict=True)]]
+    return [*numbers[3:5], [*zip(*[iter(states)] * 3, strict=True)]]

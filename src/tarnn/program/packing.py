@@ -10,13 +10,14 @@ from torch import Tensor
 
 from tarnn.kernels.cpu.products import FORMATS, Block
 from tarnn.program.fusion import Fusion, Operation
-from tarnn.program.instructions import Program, View
+from tarnn.program.instructions import Program, StateSpec, View
 from tarnn.program.phases import Phases
 from tarnn.program.recording import FUNCTIONS, ProgramError
 from tarnn.program.slots import Slots
 
-VERSION = 2  # of the numbers; csrc/runtime/program.h has the same
+VERSION = 3  # of the numbers; csrc/runtime/program.h has the same
 NO_LIMIT = 2**62
+NUMBERS, GROWS, COUNTS = 0, 1, 2  # what a state has, as csrc/runtime/program.h says
 KINDS = [
     "nothing",
     "product",
@@ -27,6 +28,7 @@ KINDS = [
     "low_rank_delta",
     "mix",
     "head",
+    "hybrid",
     "embed",
     "angles",
     "norm",
@@ -91,7 +93,7 @@ class Packer:
         block.numbers(len(p.states))
         for state in p.states:
             size = torch.Size(x for i, x in enumerate(state.shape) if i != state.grows).numel()
-            block.numbers(size, state.shape[0] if state.grows is not None else 1, state.grows is not None)
+            block.numbers(size, state.shape[0] if state.grows is not None else 1, has(state))
         block.numbers(len(self.phases))
         for i, phase in enumerate(self.phases):
             self._write_spreading(i, phase.ops)
@@ -185,12 +187,12 @@ class Packer:
             block.numbers(*self.slots.place(x.inputs[0]))
         else:
             self._begin(x.kind, x.outputs, x.inputs)
-        block.numbers(x.kind == "head" or x.heads is not None)
+        block.numbers(1 if x.kind == "head" else len(x.heads))
         if x.kind == "head":
             block.matrix(*x.products[0], self._format_of(x))
             integers = [self._bytes(len(self.phases) - 1, x)]
-        elif x.heads is not None:
-            block.heads(*x.heads)
+        for heads in x.heads:
+            block.heads(*heads)
         block.numbers(len(x.vectors))
         for vector in x.vectors:
             block.numbers(0 if vector is None else vector.numel())
@@ -200,6 +202,11 @@ class Packer:
         if x.numbers:
             block.place(torch.tensor(x.numbers, dtype=torch.float64))
         block.numbers(len(x.states), *x.states)
+
+
+def has(state: StateSpec) -> int:
+    """Return what a state has: `NUMBERS`, `GROWS` or `COUNTS`."""
+    return COUNTS if state.dtype == torch.int64 else NUMBERS if state.grows is None else GROWS
 
 
 def _row(view: View) -> View:

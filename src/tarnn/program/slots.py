@@ -8,6 +8,7 @@ from tarnn.program.phases import OF_UNITS, Phase
 
 # operations whose output may lie where their first input lay
 IN_PLACE = ("combine", "norm", "rotate", "clamp", "filter", "filter_rows")
+OVER_KEYS = ("softmax", "hybrid")  # units of these have no slots of their own
 ALL, OWN, BYTES = 0, 1, 2  # kinds of slots, as csrc/runtime/program.h has them
 
 
@@ -105,7 +106,7 @@ class Slots:
         inside: dict[int, set[tuple[int, bool]]] = {}
         for phase, x in self._order:
             p = self.phases[phase]
-            of_units = p.ops and p.ops[0].kind in OF_UNITS and p.ops[0].kind != "softmax" and x not in p.rows
+            of_units = p.ops and p.ops[0].kind in OF_UNITS and p.ops[0].kind not in OVER_KEYS and x not in p.rows
             for view in (*x.inputs, *x.outputs):
                 root = self._root(view.register)[0]
                 begin[root] = min(begin.get(root, phase), phase)
