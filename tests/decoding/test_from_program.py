@@ -15,7 +15,7 @@ from tarnn.decoding.from_program import open_folder as open_by_program
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.lm import LM
 from tarnn.decoding.opening import open_step
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.program.plain import PlainRuntime

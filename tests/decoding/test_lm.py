@@ -216,7 +216,7 @@ def with_flex_attention(model):
     ("change", "reason"),
     [
         (hooked, r"model.layers.0 \(.*\) has a hook"),
-        (with_another_head, r"lm_head \(Sequential\) does not describe itself"),
+        (with_another_head, r"lm_head \(Sequential\) is not the Linear"),
         (with_a_forward_of_its_own, r"model.norm \(.*\) has a method of its own, forward"),
         (with_flex_attention, "computes flex_attention attention"),
         (torch.nn.Module.train, "in training mode"),

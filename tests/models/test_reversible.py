@@ -5,8 +5,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import gelu, layer_norm
 
-from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface import backbone
+from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForTokenClassification, TarnnSeq2SeqConfig
 
 SIZES = {
@@ -160,11 +161,16 @@ def test_prefill_steps_and_caches_are_the_whole(kind):
     assert torch.equal(words, model.generate(x, max_new_tokens=6, do_sample=False, use_cache=False))
 
 
-def test_the_fused_step_refuses_it_by_name():
-    model = build().float().eval()
-    assert refusal(model) == "model.layers.0 (TarnnBlock) is reversible: it has two residual streams"
-    with pytest.raises(ValueError, match="is reversible"):
-        FusedStep(model)
+@pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fused_step_has_its_logits(kind):
+    model, x = build(**KINDS[kind]).float().eval(), ids(2, 12)
+    step, state, expected = FusedStep(model), model.new_state(2, capacity=12), model(x).logits
+    logits, state = step.prefill(x[:, :9], state, every=True)
+    torch.testing.assert_close(logits, expected[:, :9], rtol=1e-4, atol=1e-4)
+    for i in range(9, 12):
+        logits, state = step(x[:, i], state)
+        torch.testing.assert_close(logits, expected[:, i], rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_change_before_backward_are_noticed():

@@ -14,7 +14,7 @@ from tarnn.cli.converted import of_tarnn
 from tarnn.cli.progress import progress
 from tarnn.decoding import samplers
 from tarnn.decoding.draws import Sampling
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.errors import UserError
 from tarnn.log import silent
 from tarnn.tasks import TASKS

@@ -13,7 +13,7 @@ import torch
 from tarnn.cli.progress import progress
 from tarnn.decoding import fastest_step
 from tarnn.decoding.pixels import pixel_sampler, upper_rows
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.log import Log

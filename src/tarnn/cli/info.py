@@ -151,7 +151,7 @@ def describe_opened(checkpoint: Path, lengths: list[int], weights: str | None) -
     """Collect the facts of a model that is opened to run."""
     from tarnn.decoding.description import facts_of
     from tarnn.decoding.opening import open_step
-    from tarnn.decoding.plan import Refusal
+    from tarnn.decoding.refusal import Refusal
 
     try:
         opened = open_step(checkpoint, weights, report=partial(print, file=sys.stderr, flush=True))

@@ -19,7 +19,7 @@ from tarnn.conversion.options import converted_layers
 from tarnn.conversion.rows import calibrated_length
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import Step
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.errors import UserError
 from tarnn.huggingface.fused_forward import why_in_float32
 from tarnn.huggingface.versions import CACHE

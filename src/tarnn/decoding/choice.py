@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tarnn.decoding.fused import MOST_PLACES, FusedStep
+from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class ChosenStep:
     why_not: tuple[str, ...] = ()
 
 
-def fastest_step(model: Any, *, weights: str | None = None, most_places: int = MOST_PLACES) -> ChosenStep:
+def fastest_step(model: Any, *, weights: str | None = None) -> ChosenStep:
     """Return the fused step where the model has one, else `model.step`.
 
         loop.step = fastest_step(model).step
 
-    weights, most_places: see `FusedStep`.
+    weights: see `FusedStep`.
 
     Raises Refusal, a ValueError, where weights are given and there is no fused step.
     """
     try:
-        fused = FusedStep(model, weights, most_places)
+        fused = FusedStep(model, weights)
         return ChosenStep(fused, f"fused step ({fused.weights} weights)")
     except Refusal as error:
         if weights is not None:

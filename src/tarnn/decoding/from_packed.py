@@ -11,7 +11,7 @@ import torch
 from tarnn.data.tokenizers import byte_backend
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.packed_file import AGAIN, MORE_TEMPLATES, OF_TOKENIZERS, PackedFile, read_packed
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.decoding.tokenizer import FILE as TOKENIZER, SavedTokenizer, open_tokenizer
 from tarnn.errors import UserError
 from tarnn.kernels.cpu.products import FORMATS

@@ -7,7 +7,7 @@ import torch
 
 from tarnn.decoding.contents import OfFolder, OfOwnFolder
 from tarnn.decoding.opened import Limits, Opened
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.families.by_name import family_of
 from tarnn.families.config import FILE as CONFIG, Config
 from tarnn.families.own.text import checked

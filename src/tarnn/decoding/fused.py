@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tarnn.decoding.caches import check_room, lengths_of, longer, masked, widened
-from tarnn.decoding.live import program_of
+from tarnn.decoding.from_program import default_format
+from tarnn.decoding.live import check_numbers, program_of
 from tarnn.decoding.packing import pack
 from tarnn.decoding.parts import Attention, Mixer
-from tarnn.decoding.plan import OldKernels, Plan, Refusal
+from tarnn.decoding.plan import Plan
 from tarnn.decoding.program_step import ProgramStep
+from tarnn.decoding.refusal import OldKernels, Refusal
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.errors import UserError
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import VERSION, run, version_read
-from tarnn.kernels.cpu.products import FORMATS, STORED
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
@@ -31,58 +33,42 @@ from tarnn.ops import KVCache, State as LayerState
 from tarnn.program.fusion import Fusion
 from tarnn.program.instructions import Program
 from tarnn.program.recording import ProgramError
-from tarnn.program.runtime import Runtime, Unavailable, check_kernels, whole
+from tarnn.program.runtime import OtherVersion, Runtime, Unavailable, check_kernels, whole
 from tarnn.program.tokens import check_tokens, rows_of
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
 NO_LIMIT = 2**62
 ROWS = 2**10  # tokens that one call of the kernel reads
-MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
 def refusal(model: nn.Module, classes: Classes | None = None, *, anywhere: bool = False) -> str | None:
     """Why there is no fused step for this model, or None. anywhere: judge it as if its weights were float32 on a CPU."""
     try:
-        if is_foreign(model, classes):
-            check_program(model, anywhere=anywhere)
+        if classes is None:
+            Fusion(checked_program(model, anywhere=anywhere))
         else:
-            plan_of(model, classes, anywhere=anywhere)
-    except Refusal as reason:
+            plan_of(model, classes)
+    except (Refusal, ProgramError) as reason:
         return str(reason)
     return None
 
 
-def is_foreign(model: nn.Module, classes: Classes | None) -> bool:
-    """Whether a model of another library computes by its program alone."""
-    return classes is None and not hasattr(type(model), "describe")
-
-
-def check_program(model: nn.Module, *, anywhere: bool = False) -> Program:
-    """Return the program of a model. Raises Refusal where there is none that runs compiled; arguments as in `refusal`."""
-    check_weights(model, anywhere=anywhere)
+def checked_program(model: nn.Module, *, anywhere: bool = False) -> Program:
+    """Write the program of a model where kernels can run programs. Raises Refusal for each reason why there is no fused step."""
     try:
+        program = program_of(model, anywhere=anywhere)
         check_kernels()
-        program = program_of(model)
-        Fusion(program)
-    except (ProgramError, UserError, Unavailable) as error:
+    except OtherVersion as error:
+        raise OldKernels(str(error)) from error
+    except (UserError, Unavailable) as error:
         raise Refusal(str(error).rstrip(".")) from error
     return program
 
 
-def check_weights(model: nn.Module, *, anywhere: bool = False) -> None:
-    """Raise Refusal for weights that can't be packed. anywhere: whatever their type and place."""
-    weights = [] if anywhere else list(model.parameters())
-    if other := [p for p in weights if p.device.type != "cpu" or p.dtype not in STORED]:
-        types = ", ".join(str(x).removeprefix("torch.") for x in (torch.float32, torch.bfloat16, torch.float16))
-        raise Refusal(f"its weights must be of {types}, on a CPU; some are {other[0].dtype}, on {other[0].device}")
-    if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
-        raise Refusal("its weights are sharded, or kept in another way than as numbers")
-
-
-def plan_of(model: nn.Module, classes: Classes | None, *, anywhere: bool = False) -> Plan:
+def plan_of(model: nn.Module, classes: Classes | None) -> Plan:
     """The plan of this model. Raises Refusal where there is no fused step; arguments as in `refusal`."""
-    check_weights(model, anywhere=anywhere)
+    check_numbers(model)
     plan = Plan(model, classes)
     if not library.available():
         raise Refusal(f"the compiled kernels can't be used: {library.status().why}")
@@ -104,7 +90,6 @@ class FusedStep:
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them, states and all else are
     float32. None: bfloat16 for a model in bfloat16, else float32, so that no weight is rounded. With int8 and int4, rows of
     activations become bytes too (see `tarnn.kernels.cpu.products`), and the head is bfloat16.
-    most_places: sinusoidal positions that are kept in a table; where a model has more, each step computes its own.
     copy_tokens: False shares the table of embeddings, which stays in the model's type, with a model that is written no more.
     classes: descriptions of modules that don't describe themselves (see `tarnn.decoding.plan`).
 
@@ -116,52 +101,41 @@ class FusedStep:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        weights: str | None = None,
-        most_places: int = MOST_PLACES,
-        classes: Classes | None = None,
-        *,
-        copy_tokens: bool = True,
+        self, model: nn.Module, weights: str | None = None, classes: Classes | None = None, *, copy_tokens: bool = True
     ):
         if weights is not None and weights not in FORMATS:
             raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
         self.model: Any = model
         with torch.no_grad():
             try:
-                if is_foreign(model, classes):
-                    self._take(check_program(model), weights, copy_tokens)
+                if classes is None:
+                    self._by_program(step_of(model, weights, copy_tokens))
                     return
                 plan = plan_of(model, classes)
-            except Refusal as reason:
+            except (Refusal, ProgramError) as reason:
                 raise Refusal(f"there is no fused step for this model: {reason}. Use model.step.") from reason
-            self.weights = weights or default_format(plan)
+            self.weights = weights or default_format(plan.head.weight.dtype)
             self.num_outputs = len(plan.head.weight)
             self.attentions = [x.attention for x in plan.layers]
             self.new_row = self._expected = [y for x in self.attentions for y in _states_of(x)]  # on the meta device
             self.program = program_step(model, self.weights, self.new_row, copy_tokens)
             if self.program is not None:
-                self.packed_plan, self.packed_weights, tables = self.program.runtime.packed
-                self.tokens, self.places = tables[0], tables[1] if len(tables) > 1 else None
+                self._by_program(self.program)
                 return
             self.packed_plan, self.packed_weights = pack(plan, self.weights)
             self.hidden, self.scale, self.limit = plan.head.weight.shape[1], plan.scale, plan.limit
             self.tokens = plan.tokens.clone() if copy_tokens else plan.tokens.detach()
             self._narrow = any(x.dtype != torch.float32 for x in model.parameters())
-            self.places, self._place_of = self._place_table(plan, most_places)
+            self.places, self._place_of = self._place_table(plan)
         limit = min(self.limit or NO_LIMIT, NO_LIMIT)
         self._numbers = limit, plan.norm_eps, default_eps(torch.float32), float(self.scale)
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
-    def _take(self, program: Program, weights: str | None, copy_tokens: bool) -> None:
-        """Go by this program of the model alone."""
-        narrow = program.instructions[0].weights["tokens"].dtype == torch.bfloat16
-        self.weights = weights or ("bfloat16" if narrow else "float32")
-        self.num_outputs = program.num_outputs
-        self.program = ProgramStep(self.model, Runtime(with_own_tables(program, copy_tokens), self.weights))
-        self.new_row = self.program.expected
-        self.packed_plan, self.packed_weights, tables = self.program.runtime.packed
+    def _by_program(self, step: ProgramStep) -> None:
+        self.program, self.weights, self.num_outputs = step, step.runtime.weights, step.runtime.num_outputs
+        self.new_row = self._expected = step.expected
+        self.packed_plan, self.packed_weights, tables = step.runtime.packed
         self.tokens, self.places = tables[0], tables[1] if len(tables) > 1 else None
 
     def __call__(
@@ -312,11 +286,9 @@ class FusedStep:
         self._checked = num_rows, state.layers, tensors
         return tensors
 
-    def _place_table(self, plan: Plan, most_places: int) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
+    def _place_table(self, plan: Plan) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
         """The embeddings of positions: a table, or for too many of those that a formula gives a function; or neither."""
-        places, limit = plan.places, plan.limit
-        if callable(places) and limit is not None and limit <= most_places:
-            places = places(torch.arange(limit, device="cpu")[None])[0]
+        places = plan.places
         if isinstance(places, Tensor):
             return self._wide(places.float().clone(), behind=True), None
         return None, places
@@ -345,6 +317,17 @@ class FusedStep:
             check_length(self.model.config, 1, int(positions.max()))
 
 
+def step_of(model: nn.Module, weights: str | None, copy_tokens: bool) -> ProgramStep:
+    """Make the step of a model's program. copy_tokens: as in `FusedStep`; weights: None for the format that rounds none."""
+    program = checked_program(model)
+    embed = program.instructions[0]
+    weights = weights or default_format(embed.weights["tokens"].dtype)
+    if copy_tokens:
+        tables = {name: x.clone() for name, x in embed.weights.items()}
+        program = replace(program, instructions=(replace(embed, weights=tables), *program.instructions[1:]))
+    return ProgramStep(model, Runtime(program, weights))
+
+
 def program_step(model: nn.Module, weights: str, states: Sequence[LayerState], copy_tokens: bool) -> ProgramStep | None:
     """Return the step of the model's program; None where the plan computes.
 
@@ -352,29 +335,15 @@ def program_step(model: nn.Module, weights: str, states: Sequence[LayerState], c
     transformers hold.
     """
     try:
-        step = ProgramStep(model, Runtime(with_own_tables(program_of(model), copy_tokens), weights))
-    except (ProgramError, Unavailable, UserError, Refusal):
+        step = step_of(model, weights, copy_tokens)
+    except (ProgramError, Refusal):
         return None
     return step if shapes_of(step.expected) == shapes_of(states) else None
-
-
-def with_own_tables(program: Program, copy_tokens: bool) -> Program:
-    """Return the program with copies of its tables of embeddings, unless they may be shared."""
-    if not copy_tokens:
-        return program
-    embed = program.instructions[0]
-    tables = {name: x.clone() for name, x in embed.weights.items()}
-    return replace(program, instructions=(replace(embed, weights=tables), *program.instructions[1:]))
 
 
 def shapes_of(states: Sequence[LayerState]) -> list[tuple[type, list[torch.Size]]]:
     """Return the class and the shapes of each of some states of one row."""
     return [(type(x), [y.shape for y in tensors_of(x)]) for x in states]
-
-
-def default_format(plan: Plan) -> str:
-    """The format that keeps the weights as they are: float16 has more digits than bfloat16, and needs float32."""
-    return "bfloat16" if plan.head.weight.dtype == torch.bfloat16 else "float32"
 
 
 def _states_of(x: Attention | Mixer) -> tuple[LayerState, ...]:

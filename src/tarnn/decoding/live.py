@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
-from tarnn.decoding.plan import Refusal, check_no_global_hooks, own_method, why_watched
+from tarnn.decoding.refusal import Refusal
 from tarnn.families.by_name import FAMILIES, family_of
 from tarnn.families.config import Config
 from tarnn.families.rwkv7 import program_of_weights
 from tarnn.families.weights import Weights
+from tarnn.kernels.cpu.products import STORED
 from tarnn.models.config import ModelConfig
 from tarnn.models.images import ImageModelConfig
 from tarnn.models.meta_device import build_on_meta
@@ -21,6 +23,8 @@ from tarnn.models.rwkv import RwkvModel
 from tarnn.program.instructions import Program
 
 OURS = ("tarnn.", "transformers.", "torch.nn.")  # homes of classes whose modules compute what their families say
+# hooks that change no number: they note what is put out for those who ask, or ask for gradients of the embeddings
+HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling_utils", "make_inputs_require_grads"))
 NO_NUMBER = (
     "training",
     "padding_idx",
@@ -30,20 +34,26 @@ NO_NUMBER = (
     "pad_id",
     "generation_config",
     "name_or_path",
+    "vocab_size",
 )
 ATTENTIONS = (None, "eager", "sdpa")  # implementations of softmax over all keys
 KINDS = {ModelConfig: "tarnn", ImageModelConfig: "tarnn_image"}
 
 
-def program_of(model: nn.Module) -> Program:
+def program_of(model: nn.Module, *, anywhere: bool = False) -> Program:
     """Write the program of a model of a known family; its weights are shared, not copied.
 
-    Raises Refusal, with the place, for a model that was changed since its config built it, UserError for weights that are not
-    those of its config, and ProgramError for what programs don't have.
+    anywhere: with zeros for weights, which may be on any device, of any type or without numbers: for the kinds of instruction.
+
+    Raises Refusal, with the place, for a model that was changed since its config built it, or whose weights are elsewhere,
+    UserError for weights that are not those of its config, and ProgramError for what programs don't have.
     """
-    fields, name = fields_of(model), type(model).__name__
+    fields, name, tensors = fields_of(model), type(model).__name__, model.state_dict()
+    if anywhere:
+        tensors = {key: torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape) for key, x in tensors.items()}
+    else:
+        check_numbers(model)
     if type(model) is RwkvModel:  # its weights say all sizes
-        tensors = model.state_dict()
         check_unchanged(model, RwkvModel.from_weights(tensors))
         return program_of_weights(Weights.of(tensors, f"this {name}"))
     if fields.get("model_type") not in FAMILIES:
@@ -51,7 +61,7 @@ def program_of(model: nn.Module) -> Program:
     check_attention(model)
     check_unchanged(model, build_on_meta(type(model), cast(Any, model).config))
     config = Config(fields, f"the config of this {name}")
-    return family_of(config)(config, Weights.of(model.state_dict(), f"this {name}"))
+    return family_of(config)(config, Weights.of(tensors, f"this {name}"))
 
 
 def fields_of(model: nn.Module) -> dict[str, Any]:
@@ -70,6 +80,17 @@ def check_attention(model: nn.Module) -> None:
         if attention not in ATTENTIONS:
             what = f"computes {attention} attention, not softmax over all keys"
             raise Refusal(f"{place or 'the model'} ({type(module).__name__}) {what}")
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Raise Refusal for weights of another type than those of `STORED`, on another device, or that are no plain numbers."""
+    weights = list(model.parameters())
+    if any(type(x.data) is not Tensor or x.layout != torch.strided for x in weights):
+        raise Refusal("its weights are sharded, or kept in another way than as numbers")
+    other = next((x for x in weights if x.device.type != "cpu" or x.dtype not in STORED), None)
+    if other is not None:
+        types = "float32, bfloat16, float16"
+        raise Refusal(f"its weights must be of {types}, on a CPU; some are {other.dtype}, on {other.device}")
 
 
 def check_unchanged(model: nn.Module, fresh: nn.Module) -> None:
@@ -92,8 +113,10 @@ def check_unchanged(model: nn.Module, fresh: nn.Module) -> None:
 def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
     """Return how a module differs from a fresh one, or None."""
     kind = type(module)
-    if kind is not type(fresh) or not f"{kind.__module__}.".startswith(OURS):
-        return "does not describe itself"
+    if kind is not type(fresh):
+        return f"is not the {type(fresh).__name__} that the config calls for"
+    if not f"{kind.__module__}.".startswith(OURS):
+        return "is of a class that no family knows"
     if (own := own_method(module)) is not None:
         return f"has a method of its own, {own}"
     if (why := why_watched(module)) is not None:
@@ -108,9 +131,40 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
     return _other_buffer(module)
 
 
+def check_no_global_hooks() -> None:
+    """Raise Refusal where there are hooks that any module calls."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise Refusal("there is a hook on all modules")
+
+
+def own_method(module: nn.Module) -> str | None:
+    """Return the name of a method that this instance has in place of its class's, as offloading libraries do it."""
+    for name, value in vars(module).items():
+        same = isinstance(value, nn.Module) or getattr(value, "computes_the_same", False)
+        if callable(value) and not same and hasattr(type(module), name):
+            return name
+    return None
+
+
+def why_watched(module: nn.Module) -> str | None:
+    """Return why a module may compute something else than its class says: a hook, or training mode."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    if not all(map(_is_harmless, hooks)):
+        return "has a hook"
+    # others do the same in training: transformers leaves a new head so
+    return "is in training mode" if module.training and not isinstance(module, nn.Linear | nn.Embedding) else None
+
+
+def _is_harmless(hook: Any) -> bool:
+    home, name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
+    return any(home == module and part in name for module, part in HARMLESS)
+
+
 def _other_buffer(module: Any) -> str | None:
     """Compare buffers that are in no checkpoint with those of a fresh module, rounded where the model was."""
     if not (names := sorted(module._non_persistent_buffers_set)):
+        return None
+    if any(getattr(module, name).is_meta for name in names):
         return None
     fresh = type(module)(module.config)
     pairs = ((name, getattr(module, name), getattr(fresh, name)) for name in names)

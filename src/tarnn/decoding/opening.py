@@ -21,7 +21,7 @@ from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.parts import Attention
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.errors import UserError
 from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json

@@ -9,7 +9,7 @@ from tarnn.decoding.lm import tokenizer_in
 from tarnn.decoding.opened import Opened
 from tarnn.decoding.opening import open_step
 from tarnn.decoding.packed_file import tokenizer_files, write_packed
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.families.by_name import open_program

@@ -9,26 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from tarnn.decoding.delta import Delta
 from tarnn.decoding.filters import Filters
 from tarnn.decoding.hybrid import Hybrid
+from tarnn.decoding.live import check_no_global_hooks, own_method, why_watched
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
+from tarnn.decoding.refusal import Refusal
 from tarnn.decoding.rwkv7 import Rwkv7
 from tarnn.decoding.ssd import Ssd
 
 HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
-# hooks that change no number: they note what is put out for those who ask, or ask for gradients of the embeddings
-HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling_utils", "make_inputs_require_grads"))
-
-
-class Refusal(ValueError):
-    """Why a model has no fused step: one sentence, without its full stop. The one that `FusedStep` raises has it as its cause."""
-
-
-class OldKernels(Refusal):
-    """The compiled kernels are of another version than this package: they would have to be compiled again."""
 
 
 def describe_linear(module: nn.Linear, plan: "Plan") -> Product:
@@ -165,32 +156,3 @@ class Plan:
             yield from x.attention.shapes(hidden)
             if x.mlp is not None:
                 yield from x.mlp.shapes(hidden)
-
-
-def check_no_global_hooks() -> None:
-    """Raise Refusal where there are hooks that any module calls."""
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        raise Refusal("there is a hook on all modules")
-
-
-def own_method(module: Any) -> str | None:
-    """Return the name of a method that this instance has in place of its class's, as offloading libraries do it."""
-    for name, value in vars(module).items():
-        same = isinstance(value, nn.Module) or getattr(value, "computes_the_same", False)
-        if callable(value) and not same and hasattr(type(module), name):
-            return name
-    return None
-
-
-def why_watched(module: nn.Module) -> str | None:
-    """Return why a module may compute something else than its class says: a hook, or training mode."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    if not all(map(_is_harmless, hooks)):
-        return "has a hook"
-    # others do the same in training: transformers leaves a new head so
-    return "is in training mode" if module.training and not isinstance(module, nn.Linear | nn.Embedding) else None
-
-
-def _is_harmless(hook: Any) -> bool:
-    home, name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
-    return any(home == module and part in name for module, part in HARMLESS)

@@ -17,7 +17,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from tarnn.attention.rotary import positions_in
 from tarnn.decoding.fused import Classes, FusedStep
-from tarnn.decoding.plan import OldKernels, Refusal
+from tarnn.decoding.refusal import OldKernels, Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.versions import by_role, cache_name
@@ -31,7 +31,6 @@ WARMUP_TOKENS, BYTES_PER_TOKEN = 8, 2**23
 MOST_BYTES = 2**29  # larger weights are not packed by default: meanwhile memory holds them up to four times
 PROMPT_TOKENS = 64  # tokens of a prompt that take `forward` as long as one token alone does
 SMALLEST_CACHE = 64  # keys for which a softmax layer's cache has room at least
-MOST_PLACES = 2**12  # in a table that is made for one text
 IGNORED = ("return_dict", "token_type_ids", "tokenizer")  # arguments that change nothing
 INTEGERS = (torch.int64, torch.int32)
 
@@ -151,9 +150,7 @@ class FusedForward:
             try:
                 if (reason := why_in_float32(self.model)) is not None:
                     raise Refusal(reason)
-                self._step = FusedStep(
-                    cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES, self.classes()
-                )
+                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights), self.classes())
             except (Refusal, RuntimeError, MemoryError) as error:
                 self.weights = None
                 why = error.__cause__ or error if isinstance(error, Refusal) else "no memory for packed weights"

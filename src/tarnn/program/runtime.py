@@ -30,12 +30,19 @@ class Unavailable(RuntimeError):
     """Why programs can't run compiled here: one sentence, without its full stop."""
 
 
+class OtherVersion(Unavailable):
+    """The compiled kernels are of another version than this package: they would have to be compiled again."""
+
+
 def check_kernels() -> None:
     """Raise Unavailable where the compiled kernels can't run programs."""
     if not library.available():
         raise Unavailable(f"the compiled kernels can't be used: {library.status().why}")
-    if getattr(torch.ops.tarnn_cpu, "program_version", int)() != VERSION:
-        raise Unavailable("the compiled kernels read another version of programs: compile them again (make install)")
+    if (version := getattr(torch.ops.tarnn_cpu, "program_version", int)()) != VERSION:
+        raise OtherVersion(
+            f"the compiled kernels read programs of version {version}, and this package writes version {VERSION}: compile them "
+            "again (make install)"
+        )
 
 
 class Runtime:

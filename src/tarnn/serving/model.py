@@ -8,7 +8,7 @@ from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.lm import tokenizer_in
 from tarnn.decoding.opened import Opened
 from tarnn.decoding.opening import open_step
-from tarnn.decoding.plan import Refusal
+from tarnn.decoding.refusal import Refusal
 from tarnn.decoding.streaming import decoder
 from tarnn.errors import UserError
 from tarnn.ops.backends import cpu_kernels

@@ -1,27 +1,16 @@
-"""The fused step by the program of a live model: which models it takes, rows with padding, and what is refused by place."""
+"""The fused step by the program of a live model: which models it takes, and rows with padding."""
 
 import pytest
 import torch
 from support.rwkv_models import rwkv_model
 from support.step_models import MAPS, SERVED, SERVED_IMAGES, image_model, map_model, text_model
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tarnn.decoding.fused import FusedStep
-from tarnn.decoding.live import program_of
-from tarnn.decoding.plan import Refusal
-from tarnn.errors import UserError
 from tarnn.kernels.cpu import library
-from tarnn.models import TarnnForCausalLM
 from tarnn.models.backbone import TextModel
 
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 SOFTMAX = {"attention": ["softmax", "linear", "softmax"], "position": "rotary", "num_key_value_heads": 2}
-
-
-def llama():
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=97, num_key_value_heads=2, **sizes)).eval()
 
 
 @compiled
@@ -93,54 +82,3 @@ def test_a_step_in_place_writes_into_the_memory_of_the_cache(padded):
         assert {x.data_ptr() for name, x in state.tensors().items() if name.endswith((".k", ".v"))} == places
     with pytest.raises(ValueError, match="cache is full"):
         step(ids[:, 0], state, inplace=True)
-
-
-def with_adapter(model):
-    class Adapter(nn.Linear):
-        pass
-
-    model.model.layers[1].mlp.down_proj = Adapter(40, 32, bias=False)
-
-
-REFUSED = {
-    "hook": (lambda m: m.model.norm.register_forward_hook(lambda *_: None), r"model.norm \(LlamaRMSNorm\) has a hook"),
-    "forward": (lambda m: setattr(m.model, "forward", m.forward), r"model \(.*\) has a method of its own, forward"),
-    "head": (lambda m: setattr(m, "lm_head", nn.Sequential(m.lm_head)), r"lm_head \(Sequential\) does not describe"),
-    "adapter": (with_adapter, r"model.layers.1.mlp.down_proj \(Adapter\) does not describe itself"),
-    "child": (
-        lambda m: setattr(m.model.norm, "more", nn.Identity()),
-        r"model.norm.more \(Identity\) is not in a model",
-    ),
-    "training": (lambda m: m.train(), "is in training mode"),
-    "attention": (lambda m: setattr(m.config, "_attn_implementation", "flex_attention"), "computes flex_attention"),
-    "eps": (lambda m: setattr(m.model.norm, "variance_epsilon", 0.1), "another variance_epsilon than its config says"),
-    "frequencies": (lambda m: m.model.rotary_emb.inv_freq.mul_(2), "another inv_freq than its config says"),
-    "activation": (lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.GELU()), r"act_fn \(GELU\) does not describe"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_model_that_was_changed_is_refused_by_place(case):
-    change, reason = REFUSED[case]
-    model = llama()
-    program_of(model)
-    change(model)
-    with pytest.raises(Refusal, match=reason):
-        program_of(model)
-
-
-def test_shapes_that_the_config_does_not_give_are_refused():
-    model = llama()
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight[:20].detach())
-    with pytest.raises(UserError, match=r"this LlamaForCausalLM has lm_head.weight of shape \(20, 32\)"):
-        program_of(model)
-
-
-def test_what_has_no_family_is_refused():
-    class Own(TarnnForCausalLM):
-        pass
-
-    with pytest.raises(Refusal, match="not for Linear"):
-        program_of(nn.Linear(2, 2))
-    with pytest.raises(Refusal, match=r"the model \(Own\) does not describe itself"):
-        program_of(Own(text_model().config).eval())

@@ -62,7 +62,7 @@ def test_text_is_that_of_the_model(kind, batch, threads):
 def test_the_maps_that_a_model_can_have_are_all_tried():
     """But for those that it refuses."""
     assert {*MAPS, "generalized", "generalized_random", "clusters"} == set(names())
-    assert "attention.feature_map (QueryClusters) makes logarithms of features" in refusal(
+    assert "no map that is fitted by the call or of logarithms; got clusters" in refusal(
         text_model(feature_map="clusters")
     )
 
@@ -257,7 +257,7 @@ CHANGES = {
 def test_a_step_is_a_copy(change, position):
     """Whatever becomes of the model's weights, to the bit; a step that is made afterwards has those."""
     model = text_model(position=position, max_position_embeddings=40)
-    step, token, state = FusedStep(model, most_places=8), torch.tensor([3]), model.new_state(1)
+    step, token, state = FusedStep(model), torch.tensor([3]), model.new_state(1)
     before, after = (step(token, state, inplace=True)[0] for _ in range(2))
     CHANGES[change](model)
     again = model.new_state(1).map(lambda x: x.float() if x.is_floating_point() else x)
@@ -296,27 +296,24 @@ def test_what_it_does_not_serve_it_says():
     class OwnAttention(LinearAttention):
         pass
 
-    own = {
-        OwnMap(torch.tanh): "does not describe itself",
-        GeneralizedFeatures(torch.tanh): "has a function of its own",
-        GeneralizedRandomFeatures(10, h=torch.sum): "has a function h of its own",
-    }
-    for phi, reason in own.items():
+    for phi in (OwnMap(torch.tanh), GeneralizedFeatures(torch.tanh), GeneralizedRandomFeatures(10, h=torch.sum)):
         model = text_model()
         model.model.layers[1].attention.feature_map = phi.eval()
-        reason = f"model.layers.1.attention.feature_map ({type(phi).__name__}) {reason}"
+        reason = f"model.layers.1.attention.feature_map ({type(phi).__name__}) is not the Elu that the config calls for"
         assert refusal(model) == reason
         with pytest.raises(ValueError, match=f"{re.escape(reason)}. Use model.step"):
             FusedStep(model)
     model = text_model()
     model.model.layers[1].attention = OwnAttention(24, 4, head_dim=10, causal=True).eval()
-    assert refusal(model) == "model.layers.1.attention (OwnAttention) does not describe itself"
+    assert (
+        refusal(model) == "model.layers.1.attention (OwnAttention) is not the LinearAttention that the config calls for"
+    )
 
 
 @compiled
 def test_models_elsewhere_or_in_training_are_not_served():
     assert refusal(text_model()) is None
-    assert "float16, on a CPU; some are torch.float64, on cpu" in refusal(text_model().double())
+    assert "on a CPU; some are torch.float64, on cpu" in refusal(text_model().double())
     assert "training mode" in refusal(text_model().train())
     assert "not for Linear" in refusal(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="float32, bfloat16, int8, int4; got 'int2'"):

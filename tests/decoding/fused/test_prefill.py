@@ -10,6 +10,7 @@ from support.step_models import MAPS, SERVED, SERVED_IMAGES, image_model, text_m
 
 from scripts.common.clock import with_threads
 from tarnn.decoding.fused import FusedStep
+from tarnn.families.own import text
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
 from tarnn.ops import KVCache
@@ -138,7 +139,10 @@ def test_images_too(kind):
 def test_positions_beyond_a_table_are_computed(monkeypatch):
     """Those that a formula gives are not kept for long models; each piece has its own."""
     model = text_model(position="sinusoidal", max_position_embeddings=64)
-    short, long = FusedStep(model), FusedStep(model, most_places=8)
+    short = FusedStep(model)
+    monkeypatch.setattr(text, "MOST_PLACES", 8)
+    long = FusedStep(model)
+    assert (short.places is None, long.places is None) == (False, True)
     monkeypatch.setattr(runtime, "ROWS", 7)
     ids, mask = torch.randint(0, 97, (2, 20)), torch.ones(2, 20)
     mask[1, 2:9] = 0

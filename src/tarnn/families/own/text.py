@@ -19,7 +19,7 @@ from tarnn.models.positions import sinusoidal
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Recorder, Register
 
-MOST_PLACES = 2**16  # positions whose sinusoids are kept in a table
+MOST_PLACES = 2**12  # positions whose sinusoids are kept in a table
 Record = TypeVar("Record", bound=ModelConfig)
 
 
