@@ -12,12 +12,12 @@ from support.linear_families import linear_model
 from transformers import DynamicCache
 
 from tarnn import patch_transformers
-from tarnn.decoding import fused
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface import fused_forward as file, why_not_fused as of_reasons
 from tarnn.huggingface.fused_forward import WARMUP_TOKENS, fused_forward
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
+from tarnn.program import runtime
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 WAYS = {
@@ -129,8 +129,8 @@ def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids,
 def test_old_kernels_are_warned_of_by_default(make_model, ids, monkeypatch):
     model, x = make_model("default").float(), ids(1, 5)
     expected = generated(model, x, None)
-    monkeypatch.setattr(fused, "VERSION", 10**6)
-    with pytest.warns(UserWarning, match=r"by forward: the compiled kernels read plans of .*: compile them again"):
+    monkeypatch.setattr(runtime, "VERSION", 10**6)
+    with pytest.warns(UserWarning, match=r"by forward: the compiled kernels read programs of .*: compile them again"):
         assert torch.equal(model.generate(x, **LONG), expected)
 
 
