@@ -54,7 +54,7 @@ def test_a_decoder_generates_from_a_state_of_constant_size():
     assert state.nbytes == size
     words = model.generate(ids[:, :9], max_new_tokens=8, do_sample=False)
     assert torch.equal(words, model.generate(ids[:, :9], max_new_tokens=8, do_sample=False, use_cache=False))
-    assert "no instruction hybrid" in refusal(model, anywhere=True)
+    assert refusal(model, anywhere=True) is None
 
 
 @pytest.mark.refusals
