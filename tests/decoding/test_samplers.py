@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from tarnn.decoding.samplers import greedy, keep_top_k, keep_top_p, penalize_repetition, sampler
+from tarnn.decoding.draws import Sampling, row_sampler
+from tarnn.decoding.samplers import keep_top_k, keep_top_p, sampler
 
 ROWS, VOCAB = 3, 257
 
@@ -49,8 +50,9 @@ def test_a_repetition_penalty_is_that_of_transformers(penalty):
     """Row by row, and of what was drawn as of what was given."""
     from transformers.generation import RepetitionPenaltyLogitsProcessor
 
-    had = torch.tensor([[5, 17, 2, 5]]).expand(ROWS, -1)
-    draw, theirs = penalize_repetition(greedy(), penalty, had[0]), RepetitionPenaltyLogitsProcessor(penalty)
+    had, way = torch.tensor([[5, 17, 2, 5]]).expand(ROWS, -1), Sampling(temperature=0, repetition_penalty=penalty)
+    draw = row_sampler(way, VOCAB, seed=0, prompt=had[0].tolist(), num_rows=ROWS)
+    theirs = RepetitionPenaltyLogitsProcessor(penalty)
     for seed in range(20):
         logits = some_logits(seed % 2)
         token = draw(logits)

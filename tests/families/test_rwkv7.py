@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.damaged_configs import check_refusals
-from support.rwkv_models import HEADS, HIDDEN, RANKS, VOCABULARY, rwkv_model
+from support.rwkv_models import FLA, HEADS, VOCABULARY, fla_weights, rwkv_model
 
 from tarnn.errors import UserError
 from tarnn.families.by_name import family_of
@@ -14,24 +14,6 @@ from tarnn.kernels.cpu import library
 from tarnn.program.definition import new_states, run
 from tarnn.program.runtime import Runtime
 
-FLA = {  # config.json of a released model, narrower
-    "a_low_rank_dim": RANKS["a"], "architectures": ["RWKV7ForCausalLM"], "attn": None, "attn_mode": "chunk",
-    "auto_map": {"AutoModelForCausalLM": "modeling_rwkv7.RWKV7ForCausalLM"}, "bos_token_id": 1,
-    "decay_low_rank_dim": RANKS["w"], "eos_token_id": 2, "fuse_cross_entropy": True, "fuse_norm": True,
-    "gate_low_rank_dim": RANKS["g"], "head_dim": HIDDEN // HEADS, "hidden_act": "sqrelu", "hidden_ratio": 4.0,
-    "hidden_size": HIDDEN, "initializer_range": 0.006, "intermediate_size": 20, "max_position_embeddings": 2048,
-    "model_type": "rwkv7", "norm_bias": True, "norm_eps": 64e-5 * HEADS / HIDDEN, "norm_first": True, "num_heads": 32,
-    "num_hidden_layers": 3, "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.48.3",
-    "use_cache": True, "v_low_rank_dim": RANKS["v"], "value_dim": [HIDDEN] * 3, "vocab_size": VOCABULARY,
-}  # fmt: skip
-LORA = {"1": "0.weight", "2": "2.weight", "0": "2.bias"}
-NAMES = {  # ours → fla's
-    "emb.": "model.embeddings.", "ln_out.": "model.norm.", "head.": "lm_head.", "blocks.": "model.layers.",
-    ".ln0.": ".pre_norm.", ".ln1.": ".attn_norm.", ".ln2.": ".ffn_norm.", ".att.ln_x.": ".attn.g_norm.", ".att.": ".attn.",
-    ".receptance.": ".r_proj.", ".attn.key.": ".attn.k_proj.", ".attn.value.": ".attn.v_proj.", ".output.": ".o_proj.",
-    **{f".attn.{x}{i}": f".attn.{x}_lora.lora.{LORA[i]}" for x in "wagv" for i in LORA},
-}  # fmt: skip
-
 
 def tokens():
     return torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -39,22 +21,6 @@ def tokens():
 
 def defined(program, ids, dtype=torch.float64):
     return run(program, ids, new_states(program, len(ids), dtype=dtype), positions=[0] * len(ids), dtype=dtype)
-
-
-def fla_weights(model):
-    """The model's weights under fla's names, in fla's shapes; its norms have one eps, so that of the model is set too."""
-    found = {}
-    for name, x in model.state_dict().items():
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours, theirs)
-        if name.endswith("x_rwkvag"):
-            found |= {name.replace("x_rwkvag", f"x_{y}"): x[i][None] for i, y in enumerate("rwkvag")}
-        else:
-            found[name] = x.flatten() if x.ndim == 3 else x
-    for module in model.modules():
-        if isinstance(module, torch.nn.LayerNorm):
-            module.eps = FLA["norm_eps"]
-    return found
 
 
 def test_logits_of_a_trained_model(data):

@@ -39,6 +39,18 @@ CONFIGS = {
     "LFM2": lambda: hf.Lfm2Config(**FILTERS),
     "Mamba-2": lambda: hf.Mamba2Config(**SIZE, num_heads=8, head_dim=8, state_size=16, n_groups=2),
 }
+if hasattr(hf, "Lfm3Config"):  # from transformers 5.24 on
+    CONFIGS_OF_5_24 = {
+        "LFM3": lambda: hf.Lfm3Config(
+            **HEADS,
+            layer_types=["conv", "sliding_attention"],
+            sliding_window=5,
+            conv_L_cache=3,
+            tie_word_embeddings=True,
+        )
+    }
+else:
+    CONFIGS_OF_5_24 = {}
 TEMPLATE = (
     "{% for m in messages %}<|bos|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
@@ -48,7 +60,7 @@ TEMPLATE = (
 def make_folder(folder, family, dtype=torch.float32, *, begins=False, **config):
     """Save a model with random weights. begins: its tokenizer puts <|bos|> before each text. config: other values of keys."""
     torch.manual_seed(0)
-    made = CONFIGS[family]()
+    made = (CONFIGS | CONFIGS_OF_5_24)[family]()
     for name, value in config.items():
         setattr(made, name, value)
     kind = hf.AutoModelForImageTextToText if hasattr(made, "text_config") else hf.AutoModelForCausalLM

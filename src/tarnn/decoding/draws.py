@@ -28,8 +28,8 @@ class Sampling:
     """Options for drawing a token from the logits. The defaults draw from the model's own distribution; temperature 0 is greedy.
 
     top_k 0, top_p 1, min_p 0, the penalties and an empty logit_bias are off. Penalties look at what the answer has written so far
-    (repetition_penalty, as in `samplers.penalize_repetition`, at the prompt too): frequency_penalty is taken from a logit once
-    for each time that its token was written, presence_penalty once. logit_bias: added to the logits of tokens, by their ids.
+    (repetition_penalty, of CTRL, arXiv 1909.05858, at the prompt too): frequency_penalty is taken from a logit once for each
+    time that its token was written, presence_penalty once. logit_bias: added to the logits of tokens, by their ids.
     seed: of the draws; None: another one each time.
     """
 

@@ -208,9 +208,10 @@ class Writing:
         before = lm.state() if state is None else state
         check_length(opened.config, len(ids), int(before.position.max()))
         seed = secrets.randbits(63) if seed is None else seed
-        draw = row_sampler(sampling, opened.config.vocab_size, seed=seed, prompt=ids.tolist())
+        prompt_ids = [*before.recent, *ids.tolist()]
+        draw = row_sampler(sampling, opened.config.vocab_size, seed=seed, prompt=prompt_ids)
         self._lm, self.ids, self._ends = lm, list[int](), opened.end_ids
-        self._context = [*before.recent, *ids[-KEEP:].tolist()]
+        self._context = prompt_ids[-2 * KEEP :]
         self._text = TextStream(lm.decode, self._context, stop)
         self._loop = lm._loop(before, len(ids) + max_new_tokens)
         with lm._threads():

@@ -1,7 +1,8 @@
 """Samplers: from the next token's logits to a token. Small closures, each `(b, vocab) -> (b, vocab)`.
 
-The order and the arithmetic are those of `transformers`' own `generate` (repetition penalty, temperature, top-k,
-top-p, min-p, then one `torch.multinomial` over all rows), so the same seed draws the same tokens in both loops.
+The order and the arithmetic are those of `transformers`' own `generate` (temperature, top-k, top-p, min-p, then one
+`torch.multinomial` over all rows), so the same seed draws the same tokens in both loops. `tarnn.load`, the commands and the
+server draw the tokens of a text in another way, row by row: `tarnn.decoding.draws`.
 """
 
 from collections.abc import Callable
@@ -64,29 +65,6 @@ def keep_min_p(p: float) -> Warp:
         return logits.masked_fill(probabilities < p * probabilities.amax(-1, keepdim=True), -torch.inf)
 
     return warp
-
-
-def penalize_repetition(sample: Sampler, penalty: float, seen: Int[Tensor, " n"]) -> Sampler:
-    """`sample`, where tokens that a row has had are less likely: a positive logit is divided by `penalty`, a negative one
-    multiplied. Keskar et al. 2019 (CTRL, arXiv 1909.05858, section 4.1).
-
-    `seen`: the tokens that all rows begin with; what is drawn is added row by row, so it is for one loop. penalty > 0;
-    below 1 it rewards repetition. Raises ValueError for a penalty out of range.
-    """
-    if not 0 < penalty < float("inf"):
-        raise ValueError(f"repetition-penalty must be above 0 and finite (1: off); got {penalty}")
-    had: list[Tensor] = []  # one bool (b, vocab), made when the first logits say how large
-
-    def draw(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        if not had:
-            had.append(torch.zeros(logits.shape, dtype=torch.bool, device=logits.device))
-            had[0][:, seen.to(logits.device)] = True
-        scores = logits.float()
-        token = sample(torch.where(had[0], torch.where(scores < 0, scores * penalty, scores / penalty), scores))
-        had[0].scatter_(1, token[:, None], True)
-        return token
-
-    return draw
 
 
 def greedy() -> Sampler:

@@ -47,7 +47,7 @@ def program(config: Config, weights: Weights) -> Program:
     taps, bias = config.size("conv_L_cache", 7), config.flag("conv_bias", False)
     sandwich = config.flag("use_sandwich_norm", True)
     kinds = layer_types(config, layers)
-    attentions = {kind: Attention.of(config, kind, hidden, eps) for kind in {*kinds} - {"conv"}}
+    attentions = {kind: Attention.of(config, kind, hidden, eps) for kind in ("full_attention", "sliding_attention")}
     x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
     for i, kind in enumerate(kinds):
         w = weights.under(f"model.layers.{i}.")
