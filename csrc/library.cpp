@@ -1,24 +1,9 @@
-// Names the library, and picks the instruction set (isa.h). Operators are registered in the folder of each op (operators.cpp); torch.h
-// makes one binary for every Python and every torch from 2.10 on.
-#include <cstdlib>
-#include <stdexcept>
+// Names the library. Operators are registered in the folder of each op (operators.cpp); torch.h makes one binary for every Python
+// and every torch from 2.10 on.
 #include <string>
 
-#include "isa.h"
+#include "kernels.h"
 #include "torch.h"
-
-const tarnn::Kernels& tarnn::kernels() {
-  static const tarnn::Kernels* table = [] {
-    const char* set = std::getenv("TARNN_ISA");
-    const std::string wish = set ? set : "";
-    const tarnn::Kernels* best = tarnn::table_of(wish);
-    if (!best)
-      throw std::runtime_error(wish.empty() ? "tarnn's kernels were compiled for other instruction sets than this processor's."
-                                            : "TARNN_ISA=" + wish + " is not an instruction set of this processor and build.");
-    return best;
-  }();
-  return *table;
-}
 
 namespace {
 

@@ -56,7 +56,7 @@ drawn() {
 }
 
 case "${1:-}" in
-    --short) drawn 300 && suite tests/decoding/fused/test_prefill.py tests/program/test_damaged_programs.py ;;
+    --short) drawn 300 && suite tests/decoding/fused/test_prefill.py tests/program/test_damaged_programs.py tests/program/test_c_api.py ;;
     "") some=
         for isa in baseline avx2 avx512 avx512bf16; do
             if ! TARNN_ISA=$isa sanitized -c 'from tarnn.kernels.cpu import library; library.status()' 2> /dev/null; then

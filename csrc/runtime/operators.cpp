@@ -1,26 +1,15 @@
 // torch's operators for programs: open one, run it, close it. Each is checked when it is opened, and each call's states when they come.
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <mutex>
 
 #include "common/operators.h"
-#include "runtime/call.h"
+#include "runtime/run.h"
 
 namespace {
 
 using namespace tarnn;
 using namespace tarnn::runtime;
-
-constexpr Index most_rows = 64;  // at once: their activations stay in the second level of cache
-
-/// A program, its tables, and the tensors that keep their memory.
-struct Opened {
-  Program program;
-  std::vector<Table> tables;
-  std::vector<Tensor> kept;
-  Index phases_of_block = 0;
-};
 
 /// Programs by their handles, which Python holds.
 class Registry {
@@ -52,40 +41,24 @@ Registry& registry() {
   return *one;
 }
 
-/// How often threads of a team meet in one block: softmax twice, a phase of many rows once more for its rows.
-Index phases_of_block(const Program& p) {
-  Index n = 0;
-  for (const Phase& phase : p.phases) n += phase.op.kind == Kind::softmax ? 3 : 2;
-  return n + 1;  // the head moves rows first
-}
-
 Index program_open(Tensor numbers, Tensor block, std::vector<Tensor> tables) {
   if (!numbers.has_int64() || !numbers.is_contiguous() || !block.is_contiguous()) throw std::runtime_error("a program is int64 and contiguous, as is its block.");
-  auto opened = std::make_shared<Opened>();
+  std::vector<Table> rows;
   for (const Tensor& x : tables) {
     if (x.dim() != 2 || x.stride(1) != 1 || x.stride(0) != x.size(1)) throw std::runtime_error("tables are contiguous, of rows and columns.");
-    opened->tables.push_back({x.const_data_ptr(), x.scalar_type(), x.size(0), x.size(1)});
+    rows.push_back({x.const_data_ptr(), x.scalar_type(), x.size(0), x.size(1)});
     const Type type = x.scalar_type();
     if (!x.has_float32() && type != Type::bfloat16) throw std::runtime_error("tables are float32 or bfloat16.");
   }
-  opened->program = read_program(static_cast<const Index*>(numbers.const_data_ptr()), numbers.numel(), block.const_data_ptr(), block.numel(), opened->tables);
-  opened->phases_of_block = phases_of_block(opened->program);
-  opened->kept = std::move(tables);
-  opened->kept.push_back(std::move(block));
-  return registry().add(std::move(opened));
+  const auto* from = static_cast<const Index*>(numbers.const_data_ptr());
+  const void* at = block.const_data_ptr();
+  const Index bytes = block.numel();
+  auto kept = std::make_shared<std::vector<Tensor>>(std::move(tables));
+  kept->push_back(std::move(block));
+  return registry().add(open_program(from, numbers.numel(), at, bytes, std::move(rows), std::move(kept)));
 }
 
 void program_close(Index handle) { registry().remove(handle); }
-
-/// A call, and all that its threads look at outside of tasks: a late one does when the call is long over.
-struct ProgramJob : Job {
-  ProgramJob(Index num_phases, Index num_members) : Job(num_phases, num_members) {}
-  std::shared_ptr<const Opened> opened;
-  Call call{};
-  std::vector<Index> sequences, starts, positions;
-  std::vector<Memory> memories;
-  std::vector<Grown> grown;
-};
 
 /// A tensor of (b) counts of tokens.
 Index* counts_of(const Tensor& x, Index b) {
@@ -154,48 +127,19 @@ void give_rows(Index num_rows, Index b, const Maybe& starts, ProgramJob& job) {
   for (Index i = 0; i < b; ++i) job.sequences.insert(job.sequences.end(), static_cast<std::size_t>(from[i + 1] - from[i]), i);
 }
 
-void check_tokens(const Opened& opened, const Call& c) {
-  const Program& p = opened.program;
-  for (Index i = 0; i < c.num_rows; ++i)
-    if (c.ids[i] < 0 || c.ids[i] >= p.num_tokens)
-      throw std::runtime_error("a token must be from 0 to " + std::to_string(p.num_tokens - 1) + "; got " + std::to_string(c.ids[i]) + ".");
-  for (Index i = 0; i < c.b; ++i) {
-    const Index tokens = c.start(i + 1) - c.start(i);
-    if (c.positions[i] < 0 || c.positions[i] > p.limit - tokens)
-      throw std::runtime_error("a sequence has positions from 0 to " + std::to_string(p.limit - 1) + "; " + std::to_string(tokens) + " tokens came at position " + std::to_string(c.positions[i]) + ".");
-  }
-}
-
-/// Runs blocks of rows one after the other, each through all phases by all threads together.
-void run_blocks(const std::shared_ptr<ProgramJob>& job, Index each) {
-  const RuntimeKernel& kernel = *kernels().runtime;
-  const std::size_t room = kernel.room(job->call, each), own = kernel.own_room(job->call);
-  const std::size_t bytes = room + own * static_cast<std::size_t>(job->members);
-  thread_local ThreadMemory memory;
-  char* block = static_cast<char*>(memory.at_least(bytes));
-  if (!block) throw OutOfMemory(bytes);
-  job->work = [job = job.get(), block, room, own, each, &kernel](Index i, Team::Member member) {
-    char* mine = block + room + own * static_cast<std::size_t>(i);
-    for (Index at = 0; at < job->call.num_rows; at += each) kernel.run(job->call, at, std::min(each, job->call.num_rows - at), block, mine, member);
-  };
-  run_job(job);
-}
-
 void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Maybe extra, bool every, Tensor out) {
   const auto opened = registry().get(handle);
   const Program& p = opened->program;
   for (const Tensor* x : {&ids, &positions})
     if (!x->has_int64() || !x->is_contiguous()) throw std::runtime_error("ids and positions are int64 and contiguous.");
   const Index n = ids.numel(), b = positions.numel(), threads = std::max<Index>(1, get_num_threads());
-  const Index each = std::max<Index>(1, std::min(n, most_rows * ((threads + 15) / 16))), blocks = (n + each - 1) / each;
-  const auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
-  job->opened = opened;
+  const auto job = new_job(opened, n, threads);
   auto* at = static_cast<Index*>(positions.mutable_data_ptr());
   job->positions.assign(at, at + b);
   give_rows(n, b, starts, *job);
   give_states(p, b, states, *job), check_pairs(p, *job, b);
   Call& c = job->call;
-  c.program = &p, c.tables = opened->tables.data(), c.b = b, c.num_rows = n, c.most_rows = n > 0;
+  c.b = b, c.most_rows = n > 0;
   c.ids = static_cast<const Index*>(ids.const_data_ptr()), c.positions = job->positions.data();
   c.sequences = starts ? job->sequences.data() : nullptr, c.starts = starts ? job->starts.data() : nullptr;
   for (Index i = 0; i < b; ++i) c.most_rows = std::max(c.most_rows, c.start(i + 1) - c.start(i));
@@ -207,13 +151,8 @@ void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::
   check_tokens(*opened, c);
   if (n == 0) return;
   const FlushDenormals flush;
-  run_blocks(job, each);
-  for (Index i = 0; i < b; ++i) {
-    const Index tokens = job->starts[static_cast<std::size_t>(i + 1)] - job->starts[static_cast<std::size_t>(i)];
-    at[i] += tokens;
-    for (const Memory& m : job->memories)
-      if (m.counts) m.counts[i] += tokens;
-  }
+  run_blocks(job);
+  for (Index i = 0; i < b; ++i) at[i] += job->tokens_of(i);
 }
 
 Index program_version_read() { return program_version; }

@@ -1,0 +1,71 @@
+// Opens programs, and runs their calls in blocks of rows.
+#include "runtime/run.h"
+
+#include <algorithm>
+#include <string>
+
+#include "common/threads.h"
+
+namespace tarnn::runtime {
+namespace {
+
+constexpr Index most_rows = 64;  // at once: their activations stay in the second level of cache
+
+/// How often threads of a team meet in one block: softmax twice, a phase of many rows once more for its rows.
+Index phases_of_block(const Program& p) {
+  Index n = 0;
+  for (const Phase& phase : p.phases) n += phase.op.kind == Kind::softmax ? 3 : 2;
+  return n + 1;  // the head moves rows first
+}
+
+}  // namespace
+
+std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, const void* block, Index bytes, std::vector<Table> tables,
+                                           std::shared_ptr<const void> kept) {
+  auto opened = std::make_shared<Opened>();
+  opened->tables = std::move(tables);
+  opened->program = read_program(numbers, count, block, bytes, opened->tables);
+  opened->phases_of_block = phases_of_block(opened->program);
+  opened->kept = std::move(kept);
+  return opened;
+}
+
+std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, Index threads) {
+  const Index each = std::max<Index>(1, std::min(tokens, most_rows * ((threads + 15) / 16))), blocks = (tokens + each - 1) / each;
+  auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
+  job->rows_of_block = each;
+  job->call.program = &opened->program, job->call.tables = opened->tables.data(), job->call.num_rows = tokens;
+  job->opened = std::move(opened);
+  return job;
+}
+
+void check_tokens(const Opened& opened, const Call& c) {
+  const Program& p = opened.program;
+  for (Index i = 0; i < c.num_rows; ++i)
+    if (c.ids[i] < 0 || c.ids[i] >= p.num_tokens)
+      throw BadToken("a token must be from 0 to " + std::to_string(p.num_tokens - 1) + "; got " + std::to_string(c.ids[i]) + ".");
+  for (Index i = 0; i < c.b; ++i) {
+    const Index tokens = c.start(i + 1) - c.start(i);
+    if (c.positions[i] < 0 || c.positions[i] > p.limit - tokens)
+      throw BadToken("a sequence has positions from 0 to " + std::to_string(p.limit - 1) + "; " + std::to_string(tokens) + " tokens came at position " + std::to_string(c.positions[i]) + ".");
+  }
+}
+
+void run_blocks(const std::shared_ptr<ProgramJob>& job) {
+  const RuntimeKernel& kernel = *kernels().runtime;
+  const Index each = job->rows_of_block;
+  const std::size_t room = kernel.room(job->call, each), own = kernel.own_room(job->call);
+  const std::size_t bytes = room + own * static_cast<std::size_t>(job->members);
+  thread_local ThreadMemory memory;
+  char* block = static_cast<char*>(memory.at_least(bytes));
+  if (!block) throw OutOfMemory(bytes);
+  job->work = [job = job.get(), block, room, own, each, &kernel](Index i, Team::Member member) {
+    char* mine = block + room + own * static_cast<std::size_t>(i);
+    for (Index at = 0; at < job->call.num_rows; at += each) kernel.run(job->call, at, std::min(each, job->call.num_rows - at), block, mine, member);
+  };
+  run_job(job);
+  for (const Memory& m : job->memories)
+    for (Index i = 0; m.counts && i < job->call.b; ++i) m.counts[i] += job->tokens_of(i);
+}
+
+}  // namespace tarnn::runtime

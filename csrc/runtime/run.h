@@ -1,0 +1,51 @@
+// A program that is open, and a call of it on a team of threads; nothing of torch.
+#pragma once
+
+#include <memory>
+
+#include "runtime/call.h"
+
+namespace tarnn::runtime {
+
+/// A program, its tables, and whatever keeps their memory.
+struct Opened {
+  Program program;
+  std::vector<Table> tables;
+  std::shared_ptr<const void> kept;
+  Index phases_of_block = 0;
+};
+
+/// Checks and reads a program. Throws std::runtime_error with one sentence.
+std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, const void* block, Index bytes, std::vector<Table> tables,
+                                           std::shared_ptr<const void> kept);
+
+/// A call, and all that its threads look at outside of tasks: a late one does when the call is long over.
+struct ProgramJob : Job {
+  ProgramJob(Index num_phases, Index num_members) : Job(num_phases, num_members) {}
+  std::shared_ptr<const Opened> opened;
+  Index rows_of_block = 1;
+  Call call{};
+  std::vector<Index> sequences, starts, positions;
+  std::vector<Memory> memories;
+  std::vector<Grown> grown;
+
+  /// Tokens of a sequence in this call.
+  Index tokens_of(Index i) const { return starts[static_cast<std::size_t>(i + 1)] - starts[static_cast<std::size_t>(i)]; }
+};
+
+/// A call of some tokens in all by so many threads, whose sequences and states have still to be given.
+std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, Index threads);
+
+/// A token that is not there, or one beyond the last position.
+struct BadToken : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Throws BadToken.
+void check_tokens(const Opened& opened, const Call& c);
+
+/// Runs blocks of rows one after the other, each through all phases by all threads together, and adds the tokens to the states' counts. Throws OutOfMemory
+/// before anything is written.
+void run_blocks(const std::shared_ptr<ProgramJob>& job);
+
+}  // namespace tarnn::runtime
