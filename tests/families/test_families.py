@@ -19,7 +19,6 @@ from tarnn.families.config import Config
 from tarnn.families.weights import Weights
 from tarnn.kernels.cpu import library
 from tarnn.program.definition import new_states, run
-from tarnn.program.fusion import NOT_PLANNED
 from tarnn.program.runtime import Runtime
 
 MODELS: dict[str, hf.PreTrainedModel] = {}
@@ -206,7 +205,7 @@ def test_a_folder_in_bfloat16(name, tmp_path):
     assert {x.dtype for x in program.weights() if x.ndim > 1 and x.shape[-1] > 4} == {torch.bfloat16}
     logits = type(model).from_pretrained(tmp_path, dtype=torch.float32)(input_ids=ids).logits
     torch.testing.assert_close(defined(program, ids).float(), logits, rtol=0, atol=1e-4)
-    if library.available() and not NOT_PLANNED & {x.kind for x in program.instructions}:
+    if library.available():
         runtime = Runtime(program, "bfloat16")  # which rounds no weight again
         out, _ = runtime.prefill(ids, runtime.new_state(1, 9), every=True)
         torch.testing.assert_close(out, logits, rtol=0, atol=1e-4)
@@ -224,8 +223,6 @@ def test_steps_are_the_whole(name, folder):
 def runtime_of(program, weights="float32"):
     if not library.available():
         pytest.skip("the compiled kernels can't be used")
-    if missing := NOT_PLANNED & {x.kind for x in program.instructions}:
-        pytest.skip(f"the runtime has no {', '.join(missing)}")
     return Runtime(program, weights)
 
 
@@ -244,7 +241,7 @@ def test_compiled(name, folder):
     assert torch.equal(torch.cat(outputs, 1)[0], logits[1])
 
 
-@pytest.mark.parametrize(("weights", "most"), [("bfloat16", 0.02), ("int8", 0.1), ("int4", 0.6)])
+@pytest.mark.parametrize(("weights", "most"), [("bfloat16", 0.02), ("int8", 0.1), ("int4", 0.65)])
 def test_compiled_formats(name, folder, weights, most):
     """Rounded weights change the logits by a share of their size; one matrix in a wrong place would by all of it."""
     program, ids = open_program(folder), torch.stack(rows(23))
