@@ -63,6 +63,13 @@ SERVED = {
         "bias": True,
     },
     "convolved by one": {"conv_kernel": 1},
+    "window": {
+        "attention": ["window", "linear", "window"],
+        "position": "rotary",
+        "num_key_value_heads": 2,
+        "attention_options": {"window": {"window": 5, "sinks": 2}},
+    },
+    "two streams": {"reversible": True, "attention": ["linear", "softmax", "none"]},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
 }
 SERVED_IMAGES = {

@@ -3,8 +3,6 @@
 Each is a module x (b, t, hidden) → log_decay for g key/value heads, as the op takes it, float32 at least.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -40,9 +38,6 @@ class HeadDecay(nn.Module):
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, " g"]:
         return widen(self.log_decay)
 
-    def describe(self, plan: Any) -> Any:
-        return plan.decay("head", log_decay=self.log_decay)
-
     def extra_repr(self) -> str:
         return str(len(self.log_decay))
 
@@ -71,9 +66,6 @@ class TokenDecay(nn.Module):
         # contiguous: torch.compile takes the gradient's layout from softplus's input, PyTorch from the gradient that comes back
         return -softplus((widen(self.gate(x)) + widen(self.bias)).mT.contiguous())
 
-    def describe(self, plan: Any) -> Any:
-        return plan.decay("token", rows=plan.product(plan.add(self.gate).weight, self.bias))
-
 
 @DECAYS.register("channel")
 class ChannelDecay(nn.Module):
@@ -92,6 +84,3 @@ class ChannelDecay(nn.Module):
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b g t f"]:
         gate = logsigmoid(widen(self.up(self.down(x)))) / 16
         return gate.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def describe(self, plan: Any) -> Any:
-        return plan.decay("channel", rows=plan.add(self.down), up=plan.add(self.up))

@@ -138,12 +138,5 @@ class GatedDeltaAttention(RecurrentAttention):
         o = rms_norm(o, (self.head_dim,), self.norm.weight.to(o.dtype), self.norm.eps) * gate.to(o.dtype)
         return self.merge(o, dtype)
 
-    def describe(self, plan: Any) -> Any:
-        h, g, d = self.num_heads, self.num_kv_heads, self.head_dim
-        parts = self.parts(plan)
-        inputs = (*parts["inputs"], plan.add(self.gate_proj), plan.add(self.beta_proj))
-        decay = plan.add(self.decay) or plan.decay()
-        return plan.delta((h, g, g, d, d), inputs, self.filters, parts["output"], plan.add(self.norm), decay)
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, filter_width={self.filter_width}"

@@ -200,21 +200,6 @@ class LinearAttention(MultiHeadAttention):
                 return _fraction(op, phi_q, phi_k, v, rotation, **options)
             return op(rotation.apply(phi_q), rotation.apply(phi_k), v, _IDENTITY, normalize=False, **options)
 
-    def describe(self, plan: Any) -> Any:
-        if self.calibration is not None:
-            raise plan.refusal(self, "is being calibrated")
-        return plan.attention(
-            "linear",
-            **self.parts(plan),
-            o_norm=plan.add(self.o_norm),
-            rotates_features=self.rotary is not None and not self.rotates_inputs,
-            features=plan.add(self.feature_map, self.head_dim),
-            num_features=self.num_features,
-            log_scaled=self.feature_map.log_scaled,
-            normalize=self.normalize,
-            decay=plan.decay() if self.decay is None else plan.add(self.decay),
-        )
-
     def extra_repr(self) -> str:
         rotary = "" if self.rotary is None else f", rotary={self.rotary!r}"
         return f"{super().extra_repr()}, normalize={self.normalize}{rotary}"

@@ -111,25 +111,6 @@ class Mamba2Attention(RecurrentAttention):
             "D": torch.ones(heads, device="cpu"),
         }
 
-    def describe(self, plan: Any) -> Any:
-        plan.add(self.dropout)
-        gate, filtered, steps = plan.add(self.in_proj).split(self.widths)
-        return plan.ssd(
-            heads=self.num_heads,
-            groups=1,
-            filtered=filtered,
-            gate=gate,
-            steps=steps,
-            output=plan.add(self.o_proj),
-            filters=self.filters,
-            filter_bias=self.filter_bias,
-            step_bias=self.dt_bias,
-            A=-self.A_log.float().exp(),
-            D=self.D,
-            norm=plan.add(self.norm),
-            kept=self.filter_width - 1,
-        )
-
     def read(
         self, x: Tensor, state: Mamba2State | None, *, return_state: bool, **places: Any
     ) -> tuple[Tensor, Mamba2State | None]:

@@ -217,22 +217,6 @@ class MultiHeadAttention(nn.Module):
             o = rms_norm(o, (self.head_dim,), self.o_norm.weight.to(o.dtype), self.o_norm.eps)
         return self.dropout(self.o_proj(o.to(dtype).transpose(1, 2).flatten(2)))
 
-    def parts(self, plan: Any) -> dict[str, Any]:
-        """Return the part of `describe(plan)` that all kinds of attention share: a layer's description for the fused step (see
-        `tarnn.decoding.plan`). A kind without that method has no fused step."""
-        if not self.causal:
-            raise plan.refusal(self, "sees both sides")
-        plan.add(self.dropout)
-        projections = (getattr(self, name, None) for name in ("q_proj", "k_proj", "v_proj"))
-        return {
-            "heads": (self.num_heads, self.num_kv_heads, self.head_dim),
-            "inputs": tuple(plan.add(x) for x in projections if x is not None),
-            "output": plan.add(self.o_proj),
-            "q_norm": plan.add(self.q_norm),
-            "k_norm": plan.add(self.k_norm),
-            "frequencies": plan.add(self.rotary),
-        }
-
     def extra_repr(self) -> str:
         parts = [f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"]
         if self.num_kv_heads != self.num_heads:

@@ -66,6 +66,3 @@ class NoAttention(MultiHeadAttention):
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> NoState:
         return _NOTHING
-
-    def describe(self, plan: Any) -> Any:
-        return plan.attention("none", **self.parts(plan))

@@ -1,6 +1,6 @@
 """Rotary positions: vectors are rotated by angles proportional to their position, so their products depend on distance."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -65,9 +65,6 @@ class Rotary:
     def frequencies(self, device: torch.device | str = "cpu") -> Float[Tensor, " pairs"]:
         """base^(−2c/dim) of each pair."""
         return self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=widest(device)) / -self.dim)
-
-    def describe(self, plan: Any) -> Any:
-        return self.frequencies()
 
     def of(self, positions: Tensor | None, rotation: Rotation | None, x: Tensor, state) -> Rotation:
         """The rotation for x (b, t, ·): the given one, the one for these positions, or that of a sequence which starts here.

@@ -1,7 +1,7 @@
 """The time mixing of RWKV-7: attention whose state obeys a delta rule of low rank."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -86,28 +86,6 @@ class Rwkv7TimeMixing(nn.Module):
             if name.endswith("2"):  # the other factor is zero: each product is its offset, the gate ½ Σ g₂
                 nn.init.orthogonal_(x, gain=0.1)
         return weights
-
-    def describe(self, plan: Any, mixes_mlp: bool = False) -> Any:
-        low = [self._describe_low_rank(name, plan) for name in "wagv"]
-        return plan.rwkv7(
-            heads=self.num_heads,
-            mixtures=self.x_rwkvag[:, 0],
-            inputs=(plan.add(self.receptance), plan.add(self.key), plan.add(self.value)),
-            low=tuple(low),
-            k_k=self.k_k.flatten(),
-            k_a=self.k_a.flatten(),
-            r_k=self.r_k.flatten(),
-            norm=plan.add(self.ln_x),
-            output=plan.add(self.output),
-            mixes_mlp=mixes_mlp,
-        )
-
-    def _describe_low_rank(self, name: str, plan: Any) -> Any:
-        if name == "v" and not self.mixes_values:
-            return None
-        offset = None if name == "g" else self.get_parameter(f"{name}0").flatten()
-        down, up = (self.get_parameter(f"{name}{i}") for i in (1, 2))
-        return plan.product(down), plan.product(up, offset)
 
     def forward(
         self,

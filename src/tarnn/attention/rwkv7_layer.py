@@ -58,10 +58,6 @@ class Rwkv7Attention(RecurrentAttention):
         """The projection back, under the name that all kinds of attention have."""
         return self.mixing.output
 
-    def describe(self, plan: Any) -> Any:
-        plan.add(self.dropout)
-        return plan.add(self.mixing)
-
     def read(
         self, x: Tensor, state: Rwkv7State | None, *, return_state: bool, **places: Any
     ) -> tuple[Tensor, Rwkv7State | None]:

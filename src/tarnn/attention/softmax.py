@@ -65,8 +65,5 @@ class SoftmaxAttention(MultiHeadAttention):
             device=weight.device if device is None else device,
         )
 
-    def describe(self, plan: Any) -> Any:
-        return plan.attention("softmax", **self.parts(plan))
-
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.rotary is None else f", rotary={self.rotary!r}")

@@ -35,6 +35,7 @@ NO_NUMBER = (
     "generation_config",
     "name_or_path",
     "vocab_size",
+    "peft_config",
 )
 ATTENTIONS = (None, "eager", "sdpa")  # implementations of softmax over all keys
 KINDS = {ModelConfig: "tarnn", ImageModelConfig: "tarnn_image"}
@@ -58,6 +59,8 @@ def program_of(model: nn.Module, *, anywhere: bool = False) -> Program:
         return program_of_weights(Weights.of(tensors, f"this {name}"))
     if fields.get("model_type") not in FAMILIES:
         raise Refusal(f"it is made for whole models of known families, not for {name}")
+    if not of_ours(model):
+        raise Refusal(f"the model ({name}) is of a class that no family knows")
     check_attention(model)
     check_unchanged(model, build_on_meta(type(model), cast(Any, model).config))
     config = Config(fields, f"the config of this {name}")
@@ -71,6 +74,11 @@ def fields_of(model: nn.Module) -> dict[str, Any]:
         return dict(config.to_dict())
     kind = next((kind for x, kind in KINDS.items() if type(config) is x), None)
     return {} if kind is None else {**asdict(config), "model_type": kind}
+
+
+def of_ours(module: nn.Module) -> bool:
+    """Whether a module's class is one that families know."""
+    return f"{type(module).__module__}.".startswith(OURS)
 
 
 def check_attention(model: nn.Module) -> None:
@@ -114,8 +122,9 @@ def _difference(module: nn.Module, fresh: nn.Module) -> str | None:
     """Return how a module differs from a fresh one, or None."""
     kind = type(module)
     if kind is not type(fresh):
-        return f"is not the {type(fresh).__name__} that the config calls for"
-    if not f"{kind.__module__}.".startswith(OURS):
+        other = f"of {kind.__module__}, " if kind.__name__ == type(fresh).__name__ else ""
+        return f"is {other}not the {type(fresh).__name__} that the config calls for"
+    if not of_ours(module):
         return "is of a class that no family knows"
     if (own := own_method(module)) is not None:
         return f"has a method of its own, {own}"

@@ -10,14 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tarnn.decoding.delta import Delta
-from tarnn.decoding.filters import Filters
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.live import check_no_global_hooks, own_method, why_watched
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
 from tarnn.decoding.refusal import Refusal
-from tarnn.decoding.rwkv7 import Rwkv7
-from tarnn.decoding.ssd import Ssd
 
 HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
 
@@ -62,7 +58,7 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, delta, ssd, rwkv7, hybrid, filters = Attention, Delta, Ssd, Rwkv7, Hybrid, Filters
+    attention, hybrid = Attention, Hybrid
     feed_forward, layer = FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower

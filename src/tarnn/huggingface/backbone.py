@@ -41,8 +41,6 @@ _CrossOutput = with_both_names(BaseModelOutputWithPastAndCrossAttentions)
 class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with `forward`, with a transformers cache or without."""
 
-    describe = Block.describe
-
     @takes_any_name
     def forward(
         self,
@@ -163,7 +161,6 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     """`Backbone` with `forward`, as transformers runs it."""
 
     block: ClassVar[type[Block]] = TarnnBlock
-    describe = Backbone.describe
 
     __init__ = TarnnPreTrainedModel.__init__
 

@@ -6,6 +6,8 @@ from tarnn.decoding.fused import refusal
 from tarnn.huggingface.foreign_forward import foreign_generate
 from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active, why_in_float32
 from tarnn.huggingface.patching.families import FAMILIES
+from tarnn.models.backbone import TextModel
+from tarnn.models.images import ImageModel
 
 WITH_STEP = [family.name for family in FAMILIES if any(hook.replace is foreign_generate for hook in family.hooks)]
 
@@ -16,7 +18,7 @@ def why_not_fused(model: Any) -> str | None:
     What a single call leaves to `forward`, such as one with `output_hidden_states`, is in docs/generation.md.
     """
     maker = getattr(model.forward, "maker", FusedForward)
-    if maker is FusedForward and not hasattr(type(model), "describe"):
+    if maker is FusedForward and not isinstance(model, TextModel | ImageModel):
         return (
             f"generate of {type(model).__name__} knows no fused step: tarnn's own models have one, converted Llamas and their "
             f"relatives, and under tarnn.patch_transformers() {', '.join(WITH_STEP)}"

@@ -94,12 +94,6 @@ class Backbone(Recurrent):
         self.layers = cast(list[Block], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
 
-    def describe(self, plan: Any) -> None:
-        plan.add(self.dropout)
-        plan.tokens, plan.scale = plan.add(self.embed_tokens), self.embed_scale
-        plan.places, plan.limit = plan.add(self.embed_positions), self.config.max_position_embeddings
-        plan.layers, plan.last_norm = [y for x in self.layers for y in plan.add(x)], plan.add(self.norm)
-
     def prefill(
         self,
         input_ids: Tensor | None,
@@ -251,10 +245,6 @@ class TextModel(Recurrent):
     def tie(self) -> None:
         if self.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
-
-    def describe(self, plan: Any) -> None:
-        plan.add(self.model)
-        plan.head = plan.add(self.lm_head)
 
     def new_state(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None

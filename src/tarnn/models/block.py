@@ -25,9 +25,6 @@ class SwiGlu(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
-    def describe(self, plan: Any) -> Any:
-        return plan.feed_forward(plan.add(self.up_proj), plan.add(self.down_proj), gate=plan.add(self.gate_proj))
-
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
@@ -39,9 +36,6 @@ class GeluMlp(nn.Module):
         super().__init__()
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
-
-    def describe(self, plan: Any) -> Any:
-        return plan.feed_forward(plan.add(self.up_proj), plan.add(self.down_proj))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(gelu(self.up_proj(x)))
@@ -89,17 +83,6 @@ class Block(nn.Module):
         others = [self.mlp.down_proj] if self.convolution is None else [self.mlp.down_proj, self.convolution.out_proj]
         for projection in others:
             projection.adds_to_residual = True  # type: ignore[assignment]
-
-    def describe(self, plan: Any) -> Any:
-        if self.cross_attention is not None:
-            raise plan.refusal(self, "has cross-attention")
-        if self.reversible:
-            raise plan.refusal(self, "is reversible: it has two residual streams")
-        plan.add(self.dropout)
-        parts: list[tuple[nn.Module, ...]] = [(self.attention_norm, self.attention, self.mlp_norm, self.mlp)]
-        if self.convolution is not None:
-            parts.insert(0, (self.convolution_norm, self.convolution))
-        return [plan.layer(*map(plan.add, x), pre_norm=self.pre_norm) for x in parts]
 
     def new_states(self, batch_size: int, **options: Any) -> tuple[State, ...]:
         """Make the states before the first token. options: of attention's `new_state`."""

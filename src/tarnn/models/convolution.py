@@ -1,7 +1,5 @@
 """A layer that mixes what is near: each channel filtered along time, then the channels with each other."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -26,9 +24,6 @@ class Convolution(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
         for x in (self.weight, self.bias):
             nn.init.uniform_(x, -(width**-0.5), width**-0.5)  # as a Conv1d has it
-
-    def describe(self, plan: Any) -> Any:
-        return plan.filters(self.weight, self.bias, plan.add(self.out_proj))
 
     def forward(
         self,

@@ -1,7 +1,7 @@
 """The model of images as an RNN over their values. `TarnnForImageGeneration` adds `forward`."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -105,15 +105,6 @@ class ImageModel(Recurrent):
             self.embed_channels = nn.Embedding(config.num_channels, width)
         self.embed_classes = nn.Embedding(config.num_classes, width) if config.num_classes else None
         self.head = nn.Linear(config.hidden_size, self.likelihood.num_parameters)
-
-    def describe(self, plan: Any) -> None:
-        plan.add(self.model)
-        plan.head = plan.add(self.head)
-        if self.grid:
-            tables = (self.embed_rows, self.embed_columns, self.embed_channels)
-            rows, columns, channels = (plan.add(x).float() for x in tables)
-            token = plan.tokens[0].float()  # added and taken away, so that the sum is rounded as that of `embed`
-            plan.places = (token + rows[:, None, None] + columns[:, None] + channels - token).flatten(0, 2)
 
     @torch.no_grad()
     def new_state(

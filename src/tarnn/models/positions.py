@@ -1,7 +1,5 @@
 """Sinusoidal embeddings of positions."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -29,9 +27,6 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b t dim"]:
         return sinusoidal(positions, self.dim)
-
-    def describe(self, plan: Any) -> Any:
-        return self.forward
 
     def extra_repr(self) -> str:
         return str(self.dim)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 
 from tarnn.attention.rwkv7 import Rwkv7TimeMixing
 from tarnn.attention.token_shift import RwkvState, token_shift
@@ -27,10 +26,6 @@ class Rwkv7ChannelMixing(nn.Module):
     def forward(self, x: Tensor, before: Tensor) -> Tensor:
         return self.value(torch.relu(self.key(x + (before - x) * self.x_k)).square())
 
-    def describe(self, plan: Any) -> Any:
-        up, down = plan.add(self.key), plan.add(self.value)
-        return plan.feed_forward(up, down, function="squared_relu", mixture=self.x_k.flatten())
-
 
 class RwkvBlock(nn.Module):
     """Time mixing and channel mixing, each f in x + f(norm x); the first block norms the embedding, too."""
@@ -40,9 +35,6 @@ class RwkvBlock(nn.Module):
         self.ln0 = nn.LayerNorm(hidden_size) if is_first else None
         self.ln1, self.ln2 = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
         self.att, self.ffn = att, ffn
-
-    def describe(self, plan: Any) -> Any:
-        return plan.layer(plan.add(self.ln1), plan.add(self.att, True), plan.add(self.ln2), plan.add(self.ffn))
 
     def forward(
         self, x: Tensor, state: RwkvState, first_values: Tensor | None, **options
@@ -69,12 +61,6 @@ class RwkvModel(nn.Module):
         self.blocks: Any = nn.ModuleList(blocks)
         self.ln_out = nn.LayerNorm(hidden_size)
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
-
-    def describe(self, plan: Any) -> None:
-        first, embedding = plan.add(self.blocks[0].ln0), plan.add(self.emb).float()
-        plan.tokens = layer_norm(embedding, first.gain.shape, first.gain.float(), first.bias.float(), first.eps)
-        plan.layers, plan.last_norm = [plan.add(x) for x in self.blocks], plan.add(self.ln_out)
-        plan.head = plan.add(self.head)
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> "RwkvModel":

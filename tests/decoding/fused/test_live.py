@@ -6,6 +6,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
+import tarnn
 from tarnn.attention import calibrating
 from tarnn.attention.rotary import Rotary
 from tarnn.decoding.fused import FusedStep, refusal
@@ -161,6 +162,26 @@ def test_other_tensors_are_refused_and_a_model_without_numbers_has_a_kind(make_m
     model.model.layers[1].mlp.up_proj.weight = nn.Parameter(weight.data.as_subclass(Packed))
     assert "kept in another way" in refusal(model)
     assert refusal(make_model("default").to("meta"), anywhere=True) is None
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["llama", "own"])
+def test_an_adapter_is_refused_by_place_until_it_is_merged(make_model, kind):
+    peft = pytest.importorskip("peft")
+    model, ids = llama() if kind == "llama" else make_model("default").float(), torch.arange(7)[None]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).eval()
+    with torch.no_grad():
+        expected = adapted(ids).logits
+    assert refusal(adapted) == "the model (PeftModel) is of a class that no family knows"
+    place = (
+        r"model.layers.0.\w+.q_proj \(Linear\) is of peft.tuners.lora.layer, not the Linear that the config calls for"
+    )
+    with pytest.raises(ValueError, match=place):
+        FusedStep(model)
+    logits = tarnn.load(adapted.merge_and_unload()).logits(ids)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @compiled
