@@ -39,9 +39,8 @@ from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from tarnn.conversion import set_options
-from tarnn.conversion.described import converted_classes
-from tarnn.conversion.fused import new_states
 from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.opening import new_state
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.kernels.cpu.products import FORMATS
 
@@ -197,8 +196,8 @@ def one_round(name: str, model: Any, read: dict[str, int], options) -> dict[str,
 def read_by_a_step(name: str, model: Any, weights: str) -> int:
     """Bytes of the packed weights, and twice those of the states without keys."""
     with surroundings(name, model, OURS):
-        step = FusedStep(model, weights, classes=converted_classes(model))
-        states = new_states(step, 1, CHECKED[0]) if name == CONVERTED else step.new_row
+        step = FusedStep(model, weights)
+        states = new_state(step, 1, CHECKED[0])
     tensors = [x for x in pytree.tree_leaves(states) if isinstance(x, Tensor)]
     return step.packed_weights.numel() + 2 * sum(x.nbytes for x in tensors)
 

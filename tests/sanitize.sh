@@ -47,7 +47,7 @@ sanitized() {
 suite() {  # what compiles is left out: the sanitizers would follow into the compiler
     sanitized -m pytest -q -x -p no:cacheprovider --timeout=1200 -m "not compile" "$@"
 }
-whole_models=(tests/conversion/test_fused.py tests/huggingface/test_described.py)
+whole_models=(tests/conversion/test_fused.py tests/huggingface/test_foreign_forward.py)
 drawn() {
     sanitized tests/fuzz.py --unjudged --calls "$1"
     for op in delta "low rank" "diagonal scan" "selective scan" convolution hybrid; do

@@ -262,7 +262,7 @@ def test_without_a_fused_step_transformers_computes(command, tarnn, llama, text,
     """It says why."""
     out = tmp_path / "slots"
     assert tarnn("convert", llama, out, "--texts", text, *SMALL, "--slots", 3)[0] == 0
-    reason = "model.layers.0.self_attn (LlamaAttention) has slots"
+    reason = "the config of this LlamaForCausalLM, tarnn_attention: slots must be 0 here; got 3"
     outcome = command("generate", out, "--prompt", "the cat", "--max-new-tokens", 3)
     assert (outcome.code, f"on a cache of constant size; no fused step: {reason}" in outcome.err) == (0, True)
     lm = load(out)

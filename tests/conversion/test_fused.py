@@ -1,21 +1,23 @@
 """Converted models by the fused step: the logits of `forward`, and the same texts from `generate`."""
 
+import copy
+
 import pytest
 import torch
 from support.families import FAMILIES, model_of
+from support.fused_texts import generated
+from support.linear_families import TOKENS, linear_model
 
+import tarnn
 from tarnn.conversion import constant_cache, set_options
-from tarnn.conversion.described import classes_of
-from tarnn.conversion.fused import new_states
 from tarnn.conversion.options import converted_layers
-from tarnn.conversion.text import fused_step
 from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.opening import new_state, open_step
 from tarnn.errors import UserError
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import CACHE
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
-from tarnn.models.state import ModelState
 
 pytestmark = [
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
@@ -54,8 +56,8 @@ def converted(family="Llama", **options):
 
 def read(model, ids, weights="float32"):
     """Logits after each token, by steps and by one prefill, and the states behind."""
-    step = FusedStep(model, weights, classes=classes_of(model))
-    states = [ModelState(new_states(step, len(ids), 64), torch.zeros(len(ids), dtype=torch.int64)) for _ in range(2)]
+    step = FusedStep(model, weights)
+    states = [new_state(step, len(ids), 64) for _ in range(2)]
     logits = []
     for token in ids.T:
         out, states[0] = step(token, states[0], inplace=True)
@@ -69,13 +71,15 @@ def read(model, ids, weights="float32"):
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(family, kind, layers):
     """layers: the type of what was converted."""
-    model = converted(family, **KINDS[kind]).bfloat16()
+    model = converted(family, **KINDS[kind])
+    wide = copy.deepcopy(model)
+    wide.load_state_dict(model.bfloat16().state_dict())
     for layer in converted_layers(model).values():
         layer.to(layers)
     ids = torch.randint(99, (2, 12), generator=torch.Generator().manual_seed(1))
     found, _, states = read(model, ids, None)
     assert "caches have too" in why_not_fused(model)
-    expected, _, others = read(model.float(), ids, "bfloat16")
+    expected, _, others = read(wide, ids, "bfloat16")
     assert torch.equal(found, expected)
     for x, y in zip(states[0].tensors().values(), others[0].tensors().values(), strict=True):
         assert torch.equal(x, y)
@@ -109,30 +113,66 @@ def test_forward_and_the_fused_step_take_turns_on_a_cache():
 
 
 def test_what_it_does_not_take_it_names():
-    def reason(model):
-        return refusal(model, classes_of(model))
-
-    assert reason(converted(**NEAR, slots=3)) == "model.layers.0.self_attn (LlamaAttention) has slots"
+    assert "slots must be 0" in refusal(converted(**NEAR, slots=3))
     model = model_of(FAMILIES["Llama"])
-    assert reason(model) is None, "softmax attention"
+    assert refusal(model) is None, "softmax attention"
     model.set_attn_implementation("tarnn_hybrid")
-    assert reason(model).endswith("has no options (tarnn.conversion.set_options gives it some)")
+    assert refusal(model).endswith("has no options (tarnn.conversion.set_options gives it some)")
     model = converted(**NEAR)
     model.model.rotary_emb.rope_type = "yarn"
-    assert reason(model).endswith("has positions of another kind (yarn)")
+    assert refusal(model).endswith("model.rotary_emb (LlamaRotaryEmbedding) has another rope_type than its config says")
     model = converted(**NEAR)
     model.model.layers[1].self_attn.scaling = 1.0
-    assert reason(model) == "model.layers.1.self_attn (LlamaAttention) has another scale than 1/√d"
-    assert reason(converted("Gemma")).endswith("not for GemmaForCausalLM")
+    assert refusal(model) == "model.layers.1.self_attn (LlamaAttention) has another scaling than its config says"
+    model = converted(**NEAR)
+    model.model.layers[1].self_attn.tarnn.options["window"] = 7
+    assert refusal(model) == "model.layers.1.self_attn.tarnn (LayerAttention) has another options than its config says"
+    assert refusal(converted("Gemma")).endswith("not for GemmaForCausalLM")
 
 
-def test_a_text_takes_the_step_in_the_type_of_its_model():
-    """None where there is none, whatever the type; a requested format then raises."""
+@torch.no_grad()
+def test_a_converted_model_that_computes_softmax_again():
+    model, ids = converted(**KINDS["heads of every mode"]), torch.arange(40)[None]
+    before = model(ids).logits
+    model.set_attn_implementation("sdpa")
+    _, logits, _ = read(model, ids)
+    torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits, before, atol=1e-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_hybrid_model_takes_turns_on_a_cache(padded, tokens):
+    """Linear layers of transformers and converted ones; pieces of a prompt and single tokens."""
+    model = linear_model("Qwen3.5")
+    ids, mask = TOKENS[:, :60], torch.ones_like(TOKENS[:, :60])
+    if padded:
+        mask[0, :4] = 0
+    with tarnn.patch_transformers():
+        model.set_attn_implementation("tarnn_hybrid")
+        set_options(model, **KINDS["heads of every mode"])
+        assert why_not_fused(model) is None
+        one, other, at = constant_cache(model), constant_cache(model), 0
+        for i, n in enumerate([9, 1, 1, 30, 1, 1, 17]):
+            piece, at = ids[:, at : at + n], at + n
+            options = {"attention_mask": mask[:, :at], "position_ids": mask[:, :at].cumsum(-1)[:, -n:] - 1}
+            with fused_forward(model, None if i in (2, 4) else "float32"):
+                found = model(piece, **{CACHE: one}, **options).logits
+            expected = model(piece, **{CACHE: other}, **options).logits
+            real = mask[:, at - n : at].bool()
+            torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
+        assert tokens == [9, 1, 30, 1, 17]
+        expected = generated(model, ids[:, :12], None)
+        assert torch.equal(generated(model, ids[:, :12], "float32"), expected)
+        assert tokens[5:] == [12, *[1] * 19]
+
+
+def test_a_model_is_opened_in_its_type():
+    """Refused, where there is no step, with the reason."""
     model = converted()
-    assert fused_step(model, None).weights == "float32"
-    assert fused_step(model.bfloat16(), None).weights == "bfloat16"
-    assert fused_step(model, "int8").weights == "int8"
+    assert open_step(model).weights == "float32"
+    assert open_step(model.bfloat16()).weights == "bfloat16"
+    assert open_step(model, "int8").weights == "int8"
     model.model.layers[0].mlp.act_fn = torch.nn.GELU()
-    assert fused_step(model, None) is None
-    with pytest.raises(UserError, match="another function than silu"):
-        fused_step(model, "int8")
+    with pytest.raises(UserError, match=r"can't be run by tarnn: model.layers.0.mlp.act_fn \(GELU\)"):
+        open_step(model)

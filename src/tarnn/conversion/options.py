@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tarnn.checkpoint_keys import CONVERTED, METHOD
 from tarnn.conversion.layer import MODES, Heads, LayerAttention
+from tarnn.decoding.live import completing
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.by_name import described, make, options_of
 from tarnn.removed import message
@@ -176,12 +177,20 @@ def attach(model: nn.Module) -> None:
 
     Raises ValueError for options that it can't have.
     """
+    add_layers(model)
+    for listener in _told:
+        listener(model)
+
+
+def add_layers(model: Any) -> None:
+    """Do what `attach` does, and tell nobody."""
     stored, modules = getattr(model.config, KEY, None) or {}, attention_layers(model)
     check_stored(stored, len(modules))
     for i, module in enumerate(modules):
         setattr(module, CHILD, layer_attention(options_in(stored, i), heads_of(module), None, None))
-    for listener in _told:
-        listener(model)
+
+
+completing.append(add_layers)
 
 
 def heads_of(module: nn.Module) -> Heads:

@@ -12,19 +12,13 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from tarnn.conversion.cache import HybridCacheLayer, constant_cache
-from tarnn.conversion.described import classes_of
-from tarnn.conversion.fused import new_states
 from tarnn.conversion.opening import open_pretrained
 from tarnn.conversion.options import converted_layers
 from tarnn.conversion.rows import calibrated_length
-from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.decoding.loop import Step
-from tarnn.decoding.refusal import Refusal
+from tarnn.decoding.fused import refusal
 from tarnn.errors import UserError
-from tarnn.huggingface.fused_forward import why_in_float32
 from tarnn.huggingface.versions import CACHE
 from tarnn.huggingface.why_not_fused import why_not_fused
-from tarnn.models.state import ModelState
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,11 @@ def held_by(layer: Any) -> Iterator[Any]:
 
 
 class ConvertedText(nn.Module):
-    """A converted causal language model: `prefill` and `step` as `TextModel` has them.
+    """A converted causal language model: `prefill` and `step` as `TextModel` has them, on a cache of constant size."""
 
-    fused: its fused step, whose states are then the model's; None: transformers computes, on a cache of constant size.
-    """
-
-    def __init__(self, model: PreTrainedModel, fused: FusedStep | None = None):
+    def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.model, self.fused = model, fused
+        self.model = model
         self.dtype, self.device = model.dtype, model.device
         config = model.config
         self.config = SimpleNamespace(
@@ -76,17 +67,13 @@ class ConvertedText(nn.Module):
         self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
     def new_state(self, batch_size: int, capacity: int = 0) -> Any:
-        """The state before the first token; capacity: of heads that keep all keys, in the fused step."""
+        """The state before the first token, which grows if it does, whatever the capacity."""
         position = torch.zeros(batch_size, dtype=torch.long, device=self.device)
-        if self.fused is not None:
-            return ModelState(new_states(self.fused, batch_size, capacity), position)
         return CacheState(constant_cache(self.model), position)
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: Any, *, inplace: bool = False) -> tuple[Tensor, Any]:
         """ids (b, t) → logits (b, v) of the next token, and the state after these."""
-        if self.fused is not None:
-            return self.fused.prefill(ids, state, inplace=inplace)
         state = state if inplace else state.clone()
         logits = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: state.cache}).logits[:, -1]
         return logits, CacheState(state.cache, state.position + ids.shape[1])
@@ -96,14 +83,9 @@ class ConvertedText(nn.Module):
         return self.prefill(ids[:, None], state, inplace=inplace)
 
     @property
-    def fastest_step(self) -> tuple[Step, str]:
-        """Return the fastest step function, and its name with the reason why it is not a faster one."""
-        if self.fused is not None:
-            return self.fused, f"fused step ({self.fused.weights} weights)"
-        return (
-            self.step,
-            f"step by transformers, on a cache of constant size; no fused step: {why_not_fused(self.model)}",
-        )
+    def why(self) -> str:
+        """What computes, with the reason why it is nothing faster."""
+        return f"step by transformers, on a cache of constant size; no fused step: {why_not_fused(self.model)}"
 
     @property
     def about(self) -> str:
@@ -120,8 +102,7 @@ def open_text(
 ) -> ConvertedText:
     """The converted model in a folder, ready to continue a text; UserError for one that writes none.
 
-    weights: how a fused step keeps them; None: as they are (float16 as float32), where there is a fused step and float32 weights
-    are not larger than those that `generate` packs by itself. Raises UserError where they are given and there is no fused step.
+    weights: how a fused step should keep them: UserError, with the reason why there is none.
     """
     model = open_pretrained(folder, converted=True)
     if not model.can_generate():
@@ -133,16 +114,6 @@ def open_text(
     for layer in converted_layers(model).values():
         layer.float()  # small, and 16 bits would lose what was calibrated
     model.eval()
-    return ConvertedText(model, fused_step(model, weights)).eval()
-
-
-def fused_step(model: PreTrainedModel, weights: str | None) -> FusedStep | None:
-    """The fused step of a converted model; None where there is none, or for more float32 weights than `generate` would pack."""
-    if weights is None:
-        narrow = why_in_float32(model) is not None  # of no concern here: the states are the step's own
-        if (refusal(model, classes_of(model)) if narrow else why_not_fused(model)) is not None:
-            return None
-    try:
-        return FusedStep(model, weights, classes=classes_of(model))
-    except Refusal as error:
-        raise UserError(f"--weights is not possible here: {error.__cause__}. Leave --weights out.") from error
+    if weights is not None and (why := refusal(model)) is not None:
+        raise UserError(f"--weights is not possible here: {why}. Leave --weights out.")
+    return ConvertedText(model).eval()

@@ -3,18 +3,21 @@
 Each module is compared with that of a fresh model of the same config, which is built without numbers.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tarnn.checkpoint_keys import CONVERTED, METHOD
 from tarnn.decoding.refusal import Refusal
 from tarnn.families.by_name import FAMILIES, family_of
 from tarnn.families.config import Config
+from tarnn.families.converted import NEAR
 from tarnn.families.rwkv7 import program_of_weights
-from tarnn.families.weights import Weights
+from tarnn.families.weights import ADDED, Weights
 from tarnn.kernels.cpu.products import STORED
 from tarnn.models.config import ModelConfig
 from tarnn.models.images import ImageModelConfig
@@ -37,6 +40,9 @@ NO_NUMBER = (
     "vocab_size",
     "peft_config",
 )
+MARK = "quantization_config"  # of a config, where converted models have the name of their attention
+# each gives a fresh converted model the parts that its class does not make
+completing: list[Callable[[nn.Module], None]] = []
 ATTENTIONS = (None, "eager", "sdpa")  # implementations of softmax over all keys
 KINDS = {ModelConfig: "tarnn", ImageModelConfig: "tarnn_image"}
 
@@ -57,14 +63,43 @@ def program_of(model: nn.Module, *, anywhere: bool = False) -> Program:
     if type(model) is RwkvModel:  # its weights say all sizes
         check_unchanged(model, RwkvModel.from_weights(tensors))
         return program_of_weights(Weights.of(tensors, f"this {name}"))
-    if fields.get("model_type") not in FAMILIES:
+    if not has_family(model):
         raise Refusal(f"it is made for whole models of known families, not for {name}")
     if not of_ours(model):
         raise Refusal(f"the model ({name}) is of a class that no family knows")
-    check_attention(model)
-    check_unchanged(model, build_on_meta(type(model), cast(Any, model).config))
+    check_attention(model, fields)
+    check_unchanged(model, fresh_model(model, fields))
+    fields, tensors = as_computed(model, fields, tensors)
     config = Config(fields, f"the config of this {name}")
     return family_of(config)(config, Weights.of(tensors, f"this {name}"))
+
+
+def fresh_model(model: Any, fields: dict[str, Any]) -> nn.Module:
+    """Build a model of the same config, without numbers; one that was converted gets the parts that `completing` adds."""
+    fresh: nn.Module = build_on_meta(type(model), model.config)
+    if fields.get(CONVERTED) is not None:
+        for complete in completing:
+            with torch.random.fork_rng(devices=()), torch.device("meta"):
+                complete(fresh)
+    return fresh
+
+
+def as_computed(
+    model: Any, fields: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config and tensors as the attention needs them that runs: a converted model may compute softmax again."""
+    kind = getattr(model.config, "_attn_implementation", None)
+    if fields.get(CONVERTED) is None:
+        return fields, tensors
+    if kind in NEAR:
+        return {**fields, MARK: {"quant_method": METHOD, "attention": kind}}, tensors
+    fields = {name: x for name, x in fields.items() if name not in (CONVERTED, MARK)}
+    return fields, {name: x for name, x in tensors.items() if ADDED not in name}
+
+
+def has_family(model: nn.Module) -> bool:
+    """Whether there are programs of models of this kind."""
+    return fields_of(model).get("model_type") in FAMILIES
 
 
 def fields_of(model: nn.Module) -> dict[str, Any]:
@@ -81,11 +116,16 @@ def of_ours(module: nn.Module) -> bool:
     return f"{type(module).__module__}.".startswith(OURS)
 
 
-def check_attention(model: nn.Module) -> None:
-    """Raise Refusal for another implementation of attention than softmax over all keys, at the first such module."""
+def check_attention(model: nn.Module, fields: dict[str, Any]) -> None:
+    """Raise Refusal for an implementation of attention that is neither softmax over all keys nor what the config says of a
+    converted model, at the first such module."""
+    converted = fields.get(CONVERTED) is not None
     for place, module in model.named_modules():
         attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if attention not in ATTENTIONS:
+        if attention in NEAR and not converted:
+            what = f"computes {attention} and has no options (tarnn.conversion.set_options gives it some)"
+            raise Refusal(f"{place or 'the model'} ({type(module).__name__}) {what}")
+        if attention not in NEAR and attention not in ATTENTIONS:
             what = f"computes {attention} attention, not softmax over all keys"
             raise Refusal(f"{place or 'the model'} ({type(module).__name__}) {what}")
 
@@ -171,7 +211,8 @@ def _is_harmless(hook: Any) -> bool:
 
 def _other_buffer(module: Any) -> str | None:
     """Compare buffers that are in no checkpoint with those of a fresh module, rounded where the model was."""
-    if not (names := sorted(module._non_persistent_buffers_set)):
+    names = sorted(module._non_persistent_buffers_set)
+    if not names or not hasattr(module, "config"):
         return None
     if any(getattr(module, name).is_meta for name in names):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,9 +20,9 @@ from tarnn.decoding.from_program import OWN, key_bytes as key_numbers, open_fold
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
 from tarnn.decoding.opened import Limits, Opened
-from tarnn.decoding.parts import Attention
 from tarnn.decoding.refusal import Refusal
 from tarnn.errors import UserError
+from tarnn.families.converted import about_converted
 from tarnn.families.generation import read_generation
 from tarnn.json_file import read_json
 from tarnn.kernels.cpu.products import FORMATS
@@ -30,8 +30,8 @@ from tarnn.log import Log, silent
 from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
-from tarnn.ops import KVCache, State
 from tarnn.program.recording import ProgramError
+from tarnn.program.runtime import Runtime
 
 
 def open_step(
@@ -72,7 +72,7 @@ def open_step(
             raise UserError(f"{folder} holds a model of images; expected one of text. `tarnn generate {folder}` draws.")
         return _of_own(model, weights)
     if fields.get(CONVERTED) is not None:
-        return _as_folder_says(_of_converted(folder, dtype, device, weights), folder, fields)
+        return _as_folder_says(_of_converted(folder, dtype, device, weights, report), folder, fields)
     if torch.device(device).type != "cpu":
         raise UserError(f"{folder} runs on the CPU, not on {device}; leave --device out.")
     return _as_folder_says(_of_program(folder, weights, dtype, report), folder, fields)
@@ -81,14 +81,17 @@ def open_step(
 def _own_by_program(
     folder: Path, fields: dict[str, Any], weights: str | None, dtype: torch.dtype | None
 ) -> Opened | None:
-    """Open one of tarnn's own models compiled; None where it can't be, and the model in PyTorch runs, or says what is wrong."""
+    opened = _compiled(folder, weights, dtype, silent)
+    return None if opened is None else _as_folder_says(opened, folder, fields)
+
+
+def _compiled(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened | None:
+    """Open a folder compiled; None where it can't be, and the model in PyTorch runs, or says what is wrong."""
     try:
-        opened = open_folder(folder, weights, dtype=dtype)
+        opened = open_folder(folder, weights, dtype=dtype, report=report)
     except ValueError:  # UserError, Refusal, or ProgramError
         return None
-    if opened.weights is None or opened.dtype.itemsize > torch.float32.itemsize:
-        return None
-    return _as_folder_says(opened, folder, fields)
+    return None if opened.weights is None or opened.dtype.itemsize > torch.float32.itemsize else opened
 
 
 def _of_program(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
@@ -134,13 +137,13 @@ def _own_state(model: TextModel, step: Step, *sizes: Any, **options: Any) -> Mod
 
 
 def _of_transformers(model: Any, weights: str | None) -> Opened:
-    from tarnn.conversion.described import converted_classes
-
     try:
-        step = FusedStep(model, weights, classes=converted_classes(model))
+        step = FusedStep(model, weights)
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
-    config, dtype, program = model.config, model.dtype, step.program
+    config, dtype = model.config, model.dtype
+    assert step.program is not None
+    numbers = key_numbers(step.program.runtime.program)
     ends = getattr(model.generation_config, "eos_token_id", None)
     return Opened(
         contents=OfModule(model),
@@ -152,35 +155,39 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
         fields=config.to_dict(),
         weights=step.weights,
         dtype=dtype,
-        key_bytes=key_bytes(config, dtype)
-        if program is None
-        else dtype.itemsize * key_numbers(program.runtime.program),
+        key_bytes=numbers * dtype.itemsize,
         end_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         pad_id=getattr(config, "pad_token_id", None) or 0,
         about=(f"fused step ({step.weights} weights)",),
     )
 
 
-def _of_converted(folder: Path, dtype: torch.dtype | None, device: torch.device | str, weights: str | None) -> Opened:
+def _of_converted(
+    folder: Path, dtype: torch.dtype | None, device: torch.device | str, weights: str | None, report: Log
+) -> Opened:
+    """Open a converted model by its program; where there is none that runs compiled, transformers computes, or says why."""
+    if torch.device(device).type == "cpu":
+        opened = _compiled(folder, weights, dtype, report)
+        if opened is not None:
+            return replace(opened, about=(*opened.about, about_converted(cast(Runtime, opened.step).program)))
     from tarnn.conversion.text import open_text
 
     text = open_text(folder, dtype=dtype, device=torch.device(device), weights=weights)
     model: Any = text.model
-    step, name = text.fastest_step
     return Opened(
         contents=OfModule(model),
-        step=step,
+        step=text.step,
         prefill=text.prefill,
-        new_state=partial(new_state, step) if isinstance(step, FusedStep) else text.new_state,
+        new_state=text.new_state,
         config=Limits(text.config.vocab_size, text.config.max_position_embeddings),
         architecture=type(model).__name__,
         fields=model.config.to_dict(),
-        weights=getattr(step, "weights", None),
+        weights=None,
         dtype=model.dtype,
         key_bytes=key_bytes(model.config, model.dtype),
         end_ids=text.end_ids,
         pad_id=text.pad_id,
-        about=(name, text.about),
+        about=(text.why, text.about),
     )
 
 
@@ -196,15 +203,5 @@ HEADS = ("num_key_value_heads", "num_attention_heads", "num_heads")  # of keys, 
 
 def new_state(step: FusedStep, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
     """Make the state before the first token of a fused step: zeros, and caches with room for `capacity` tokens."""
-    if step.program is not None:
-        return step.program.runtime.new_state(rows, capacity, cache_dtype)
-    layers: list[State] = []
-    for x in step.attentions:
-        if isinstance(x, Attention) and x.hybrid is not None:
-            layers += x.hybrid.new_states(x.heads[2], x.num_features, rows, capacity)
-        elif isinstance(row := x.new_state(), KVCache):
-            sizes = rows, row.k.shape[1], capacity, row.k.shape[3]
-            layers.append(KVCache.empty(*sizes, dtype=cache_dtype, device="cpu"))
-        else:
-            layers.append(row.map(lambda y: torch.zeros(rows, *y.shape[1:], dtype=y.dtype, device="cpu")))
-    return ModelState(tuple(layers), torch.zeros(rows, dtype=torch.int64, device="cpu"))
+    assert step.program is not None
+    return step.program.runtime.new_state(rows, capacity, cache_dtype)

@@ -4,8 +4,8 @@ The config of such a folder has the options of all layers under `tarnn_attention
 The tensors stand beside the layer's projections: `self_attn.tarnn.far_bias`, `self_attn.tarnn.feature_map.…`.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from tarnn.checkpoint_keys import CONVERTED
 from tarnn.errors import UserError
@@ -15,6 +15,7 @@ from tarnn.families.weights import Weights
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.statistics import FittedMap
 from tarnn.program.hybrid import REACHES, hybrid
+from tarnn.program.instructions import Program
 from tarnn.program.recording import ProgramError, Register
 
 NEAR = {
@@ -103,3 +104,13 @@ class Converted:
         except (ValueError, TypeError) as error:
             raise error if isinstance(error, UserError) else UserError(f"{self.place}: {error}") from error
         return phi
+
+
+def about_converted(program: Program) -> str:
+    """Say how far the attention of a converted model's program reaches."""
+    layers = [x.numbers for x in program.instructions if x.kind == "hybrid"]
+    heads = [REACHES[kind] for x in layers for kind in cast(Sequence[int], x["reach"])]
+    counts = ", ".join(f"{heads.count(x)} {x}" for x in ("features", "window", "exact"))
+    ends = [cast(int, x["far_until"]) for x in layers if cast(int, x["far_until"]) >= 0]
+    beyond = f"; features calibrated on {min(ends):,} tokens, window and sinks alone beyond" if ends else ""
+    return f"converted, key/value heads: {counts}{beyond}"

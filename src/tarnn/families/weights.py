@@ -35,6 +35,7 @@ from tarnn.weight_files import (
 
 MAY_LEAVE = ("*rotary_emb.inv_freq",)  # buffers of old versions of transformers, computed from the config
 LISTED = 10
+ADDED = ".tarnn."  # in names of tensors that conversion added
 KINDS = {**FLOATS, **INTEGERS, "BOOL": torch.bool}
 NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 
@@ -150,15 +151,19 @@ class Weights:
         return sorted(self._source.header.keys() - self._source.taken)
 
     def cast(self, dtype: torch.dtype) -> "Weights":
-        """Return the same weights, whose real numbers come in another type. Each tensor is a copy then."""
+        """Return the same weights, whose real numbers come in another type. Each tensor is a copy then.
+
+        What conversion added to a layer stays as it is: it is small, and 16 bits would lose what was calibrated.
+        """
         source = self._source
 
         def read(name: str) -> Tensor:
             x = source.read(name)
-            return x.to(dtype) if x.is_floating_point() else x
+            return x.to(dtype) if x.is_floating_point() and ADDED not in name else x
 
         header = {
-            name: (NAMES[dtype] if kind in FLOATS else kind, shape) for name, (kind, shape) in source.header.items()
+            name: (NAMES[dtype] if kind in FLOATS and ADDED not in name else kind, shape)
+            for name, (kind, shape) in source.header.items()
         }
         return Weights(replace(source, header=header, read=read), self._prefix)
 

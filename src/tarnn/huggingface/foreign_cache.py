@@ -49,7 +49,7 @@ class ForeignLayers:
             if not isinstance(state, KVCache) and rows > 1:
                 state.tokens.copy_(layer.conv_states[0][:, :, 1:].mT)
         elif not tensors_of(layer):
-            state = like.map(lambda x: torch.zeros(rows, *x.shape[1:], device="cpu"))
+            state = new_state(like, rows, num_tokens)
         else:
             state = _read(layer, like, mask)
         return state.with_room(num_tokens) if isinstance(state, KVCache) else state
@@ -61,6 +61,14 @@ class ForeignLayers:
         else:
             state = _hold(layer, state)
         self._given[layer] = Given(state, tensors_of(layer), mask)
+
+
+def new_state(like: Any, rows: int, num_tokens: int) -> State:
+    """Make the state before the first token, with room for these. like: of one row, as the program makes it."""
+    if isinstance(like, KVCache):
+        capacity = max(SMALLEST_CACHE, num_tokens)
+        return KVCache.empty(rows, like.k.shape[1], capacity, like.k.shape[3], like.v.shape[3], dtype=torch.float32)
+    return cast(State, like.map(lambda x: x.repeat_interleave(rows, 0)))
 
 
 def tensors_of(layer: Any) -> tuple[Tensor, ...]:

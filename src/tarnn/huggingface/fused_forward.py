@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from tarnn.attention.rotary import positions_in
-from tarnn.decoding.fused import Classes, FusedStep
+from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.refusal import OldKernels, Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
@@ -75,8 +75,8 @@ class FusedForward:
         if position is None or (step := self._step_for(cache)) is None:
             return None
         self.warmup_tokens = 0
-        state = ModelState(self.states(step, cache, *input_ids.shape), position)
         try:
+            state = ModelState(self.states(step, cache, *input_ids.shape), position)
             if num_tokens == 1:
                 logits, after = step(input_ids[:, 0], state, inplace=True)
                 logits = logits[:, None]
@@ -89,11 +89,7 @@ class FusedForward:
         self.keep(cache, after.layers, num_tokens)
         return logits
 
-    # what is different for models of another library: see `ask_first`
-
-    def classes(self) -> Classes | None:
-        """Descriptions of modules that don't describe themselves."""
-        return None
+    # what is different for models of another library: see `foreign_forward`
 
     def past(self, cache: Cache) -> int:
         """How many tokens it has seen, padding included, as masks count them."""
@@ -150,7 +146,7 @@ class FusedForward:
             try:
                 if (reason := why_in_float32(self.model)) is not None:
                     raise Refusal(reason)
-                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights), self.classes())
+                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights))
             except (Refusal, RuntimeError, MemoryError) as error:
                 self.weights = None
                 why = error.__cause__ or error if isinstance(error, Refusal) else "no memory for packed weights"
@@ -197,7 +193,7 @@ def first_positions(
     return position_ids.gather(1, first)[:, 0]
 
 
-def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[..., Any]:
+def asking(forward: Callable[..., Any], maker: Callable[[Any, str | None, int], FusedForward]) -> Callable[..., Any]:
     """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
     names = [name for name in signature(forward).parameters if name != "self"]
     of_cache = cache_name(forward)
@@ -240,10 +236,13 @@ def entering(
         with enable_by_default(self):
             return generate(self, *args, **found)
 
+    cast(Any, entered).enters_for = generate
     return entered
 
 
-def ask_first(kind: Any, maker: type[FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]) -> None:
+def ask_first(
+    kind: Any, maker: Callable[[Any, str | None, int], FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]
+) -> None:
     """Let a class of transformers' language models ask the fused step first, as tarnn's own models do.
 
     Once for a class, for good: of models that enter nothing nothing changes. Arguments as in `asking` and `entering`.

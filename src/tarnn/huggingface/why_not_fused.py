@@ -23,7 +23,7 @@ def why_not_fused(model: Any) -> str | None:
             f"generate of {type(model).__name__} knows no fused step: tarnn's own models have one, converted Llamas and their "
             f"relatives, and under tarnn.patch_transformers() {', '.join(WITH_STEP)}"
         )
-    if (why := refusal(model, maker(model, None, 0).classes())) is not None:
+    if (why := refusal(model)) is not None:
         return why
     if (why := why_in_float32(model)) is not None:
         return why
