@@ -141,10 +141,12 @@ def test_a_converted_model_that_computes_softmax_again():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_hybrid_model_takes_turns_on_a_cache(padded, tokens):
+@pytest.mark.parametrize(
+    ("name", "padded"), [("Qwen3.5", False), ("Qwen3.5", True), ("OLMo-hybrid", True), ("LFM2", True)]
+)
+def test_a_hybrid_model_takes_turns_on_a_cache(name, padded, tokens):
     """Linear layers of transformers and converted ones; pieces of a prompt and single tokens."""
-    model = linear_model("Qwen3.5")
+    model = linear_model(name)
     ids, mask = TOKENS[:, :60], torch.ones_like(TOKENS[:, :60])
     if padded:
         mask[0, :4] = 0

@@ -84,7 +84,7 @@ class ConvertedText(nn.Module):
 
     @property
     def why(self) -> str:
-        """What computes, with the reason why it is nothing faster."""
+        """Name what computes, with the reason why it is nothing faster."""
         return f"step by transformers, on a cache of constant size; no fused step: {why_not_fused(self.model)}"
 
     @property
