@@ -18,6 +18,7 @@ from tarnn.decoding.caches import caches_of
 from tarnn.decoding.draws import Sampling, check_sampling, row_sampler
 from tarnn.decoding.lm import LM
 from tarnn.decoding.loop import PIECE, TokenLoop
+from tarnn.decoding.memory import check_state
 from tarnn.decoding.opened import Opened
 from tarnn.decoding.samplers import Sampler
 from tarnn.decoding.state_file import check_writable, load_state, save_state
@@ -148,12 +149,12 @@ def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int)
     room = num_prompt + max_new_tokens
     if request.state_in is None:
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
-        if request.cache is None:
-            return TokenLoop(model, model.new_state(1, room), step=model.step), []
-        return TokenLoop(model, model.new_state(1, room, torch.bfloat16), step=model.step), []
+        check_state(model, request.num_samples, room)
+        sizes = (1, room) if request.cache is None else (1, room, torch.bfloat16)
+        return TokenLoop(model, model.new_state(*sizes), step=model.step, owned=True), []
     state, logits, recent = load_state(request.state_in, model, room=room)
     check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)
-    return TokenLoop(model, state, logits, step=model.step), recent
+    return TokenLoop(model, state, logits, step=model.step, owned=True), recent
 
 
 def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: int | None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tarnn.decoding.contents import OfFolder, OfOwnFolder
+from tarnn.decoding.memory import check_packing
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.refusal import Refusal
 from tarnn.families.by_name import family_of
@@ -44,11 +45,13 @@ def open_folder(
     tensors, fields = Weights.read(folder), read_json(folder / CONFIG)
     tensors = tensors if dtype is None else tensors.cast(dtype)
     program = write(config, tensors)
+    saved = program.instructions[0].weights["tokens"].dtype
+    if not plain:
+        check_packing(sum(x.numel() for x in tensors.used().values()), weights or default_format(saved))
     tensors.check_finite()
     if left := tensors.left():
         more = f" and {len(left) - LISTED:,} more" if len(left) > LISTED else ""
         report(f"{folder} has weights that its language model does not use: {', '.join(left[:LISTED])}{more}")
-    saved = program.instructions[0].weights["tokens"].dtype
     step, about = runtime_of(program, weights or default_format(saved), required=weights is not None, plain=plain)
     names = fields.get("architectures")
     return Opened(

@@ -18,6 +18,7 @@ from tarnn.decoding.description import facts_of
 from tarnn.decoding.draws import Sampling, row_sampler
 from tarnn.decoding.from_packed import tokenizer_of_packed
 from tarnn.decoding.loop import PIECE, TokenLoop
+from tarnn.decoding.memory import check_state
 from tarnn.decoding.opened import Opened
 from tarnn.decoding.opening import open_step
 from tarnn.decoding.prompt import prompt_ids
@@ -174,7 +175,9 @@ class LM:
     def _loop(self, state: LMState, num_tokens: int) -> TokenLoop:
         """A loop that goes on with a copy of a state, with room for so many tokens."""
         opened = self.opened
-        copy = copy_of(state.model, num_tokens + int(state.position.max()))
+        room = num_tokens + int(state.position.max())
+        check_state(opened, 1, room)
+        copy = copy_of(state.model, room)
         return TokenLoop(opened, copy, state.logits, step=opened.step, owned=True)
 
     @contextmanager
