@@ -10,8 +10,14 @@ import torch
 from transformers import AutoModel
 
 from tarnn.cli.images import HIDDEN
+from tarnn.decoding.choice import fastest_step
+from tarnn.decoding.pixels import pixel_sampler
+from tarnn.kernels.cpu import library
+from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
+from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.images import read_images
-from tarnn.tasks.images.drawing import GAP, LABEL
+from tarnn.tasks.images.drawing import GAP, LABEL, choose_labels, draw
+from tarnn.tasks.images.opening import ImageProgram, open_images
 from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [
@@ -281,3 +287,24 @@ def test_a_run_goes_on_with_its_own_images_only(train, folder, tmp_path):
     assert (code, "no longer those that the run" in err) == (2, True)
     code, _, err = train("--steps", 8, "--resume", "--mixtures", 4, source=mine)
     assert (code, "--mixtures was null, is 4" in err) == (2, True)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_classes": 3}, {"likelihood": "categorical", "attention": "softmax"}])
+def test_the_program_of_a_folder_draws_what_the_module_draws(tmp_path, options):
+    """The same seed, the same images: drawn by the program that the folder says, without a module, and by the live model's."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
+    config = TarnnImageConfig(**sizes, image_height=5, image_width=4, num_channels=3, num_mixtures=3, **options)
+    TarnnForImageGeneration(config).save_pretrained(tmp_path)
+    opened, step, about = open_images(tmp_path)
+    module = open_model(tmp_path, tasks=("image",))
+    labels = choose_labels((), 7, config.num_classes)
+    assert (type(opened) is ImageProgram, "fused step" in about) == (library.available(),) * 2
+    drawn = [
+        draw(model, 7, 4, sample, step=its_step, labels=labels)
+        for model, its_step in ((opened, step), (module, fastest_step(module).step))
+        for sample in [pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(3))]
+    ]
+    assert np.array_equal(*drawn)
+    with pytest.raises(ValueError, match="class"):
+        opened.new_state(2, class_labels=torch.tensor([0, 9]))

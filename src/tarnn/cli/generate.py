@@ -123,18 +123,21 @@ def generate(
 
     if images:
         from tarnn.cli.images import ImageRequest, generate_images
-        from tarnn.tasks.checkpoint import GENERATED, open_model
+        from tarnn.tasks.images.opening import open_images
 
         drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in options.items()})
         samplers.sampler(**sampling)  # its errors before anything is read
 
         def load_images() -> Any:
-            model = open_model(checkpoint, tasks=GENERATED, **opening)
-            report(opened_line(checkpoint, model.dtype, where, Sampling(**sampling), seed))
-            return model
+            try:
+                opened = open_images(checkpoint, weights, **opening)
+            except Refusal as error:
+                raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
+            report(opened_line(checkpoint, opened[0].dtype, where, Sampling(**sampling), seed))
+            return opened
 
         draws = {**sampling, "generator": torch.Generator(where).manual_seed(seed)}
-        generate_images(drawing, load_images, draws, weights=weights, report=report)
+        generate_images(drawing, load_images, draws, report=report)
         return
     from tarnn.cli.continuation import Request, continue_prompt
 

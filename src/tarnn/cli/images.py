@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from tarnn.cli.progress import progress
-from tarnn.decoding import fastest_step
+from tarnn.decoding.loop import Step
 from tarnn.decoding.pixels import pixel_sampler, upper_rows
-from tarnn.decoding.refusal import Refusal
 from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.log import Log
@@ -46,14 +45,16 @@ class ImageRequest:
 
 
 def generate_images(
-    request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Log
+    request: ImageRequest, load: Callable[[], tuple[Any, Step, str]], sampling: dict[str, Any], *, report: Log
 ) -> None:
     """Draw or complete images, into a PNG.
 
-    `load` opens the model; `sampling` are the arguments of the sampler; `report` takes lines about the progress.
+    `load` opens the model, as `open_images` does; `sampling` are the arguments of the sampler; `report` takes lines about the
+    progress.
     """
     check_writable(request.out, "the picture")
-    model = load()
+    model, step, about = load()
+    report(f"tarnn: {about}")
     config, count = model.config, request.num_samples
     images, labels, known, rows = None, None, None, 0
     if request.complete:
@@ -72,7 +73,7 @@ def generate_images(
         pixel_sampler(model.likelihood, **sampling),
         labels=labels,
         known=known,
-        prepare=partial(prepare_step, weights=weights, report=report),
+        step=step,
         track=partial(progress, report=report),
     )
     seconds = time.perf_counter() - start
@@ -102,16 +103,3 @@ def first(images: Images, count: int) -> Images:
     if len(images) < count:
         raise UserError(f"{images.source} has {len(images):,} images, and {count:,} were asked for.")
     return images.take(slice(count))
-
-
-def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
-    """Give the loop the fastest step that its model can have, and report which and why.
-
-    weights: how the fused step keeps them. Raises UserError where it is given and there is no fused step.
-    """
-    try:
-        chosen = fastest_step(loop.model, weights=weights)
-    except Refusal as error:
-        raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
-    loop.step = chosen.step
-    report("tarnn: " + "; ".join((chosen.name, *chosen.why_not)))

@@ -133,18 +133,19 @@ def why_not_fused(checkpoint: Path, model: Any, num_tensors: int) -> str | None:
     finite."""
     from tarnn.decoding.from_program import open_folder
     from tarnn.decoding.weights import read_weights
-    from tarnn.program.recording import ProgramError
 
-    if not model.config.causal:
-        report = partial(print, file=sys.stderr, flush=True)
-        for _ in progress(read_weights(checkpoint), num_tensors, "tensors of the weights read", report):
-            pass
-        return "it reads whole sequences"
-    try:
-        opened = open_folder(checkpoint)
-    except ProgramError as error:
-        return str(error)
-    return None if opened.weights else opened.about[-1].removeprefix("no fused step: ")
+    why = "it reads whole sequences"
+    if model.config.causal:
+        try:
+            opened = open_folder(checkpoint)
+        except ValueError as error:  # it has no program, or weights that are refused again below
+            why = str(error)
+        else:
+            return None if opened.weights else opened.about[-1].removeprefix("no fused step: ")
+    report = partial(print, file=sys.stderr, flush=True)
+    for _ in progress(read_weights(checkpoint), num_tensors, "tensors of the weights read", report):
+        pass
+    return why
 
 
 def describe_opened(checkpoint: Path, lengths: list[int], weights: str | None) -> dict[str, Any]:

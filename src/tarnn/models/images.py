@@ -158,22 +158,8 @@ class ImageModel(Recurrent):
 
     def condition(self, class_labels: Tensor | None, batch_size: int) -> Tensor | None:
         """Return the classes' embeddings, (b, width); None for a model without classes."""
-        num_classes = self.config.num_classes
-        if self.embed_classes is None:
-            if class_labels is not None:
-                raise ValueError("this model knows no classes (num_classes = 0); leave class_labels out.")
-            return None
-        if class_labels is None or class_labels.shape != (batch_size,):
-            got = "none" if class_labels is None else f"shape {tuple(class_labels.shape)}"
-            raise ValueError(
-                f"this model makes images of {num_classes} classes: it needs class_labels ({batch_size},); got {got}."
-            )
-        # on another device reading them would wait for it, and the embedding refuses them itself
-        if class_labels.is_cpu and not torch.compiler.is_compiling() and len(class_labels):
-            low, high = int(class_labels.min()), int(class_labels.max())
-            if low < 0 or high >= num_classes:
-                raise ValueError(f"class_labels must be from 0 to {num_classes - 1}; got {low if low < 0 else high}.")
-        return self.embed_classes(class_labels)
+        check_labels(class_labels, self.config.num_classes, batch_size)
+        return None if self.embed_classes is None else self.embed_classes(class_labels)
 
     def sequence(self, pixel_values: Tensor) -> Int[Tensor, "b n"]:
         """Flatten images (b, height, width, channels) to sequences of their values, int64."""
@@ -191,3 +177,21 @@ class ImageModel(Recurrent):
             if low < 0 or high > 255:
                 raise ValueError(f"pixel_values must be from 0 to 255; got {low if low < 0 else high}.")
         return pixel_values.flatten(1).long()
+
+
+def check_labels(class_labels: Tensor | None, num_classes: int, batch_size: int) -> None:
+    """Raise ValueError unless these are the classes of a batch of images, or, for a model without classes, None."""
+    if not num_classes:
+        if class_labels is not None:
+            raise ValueError("this model knows no classes (num_classes = 0); leave class_labels out.")
+        return
+    if class_labels is None or class_labels.shape != (batch_size,):
+        got = "none" if class_labels is None else f"shape {tuple(class_labels.shape)}"
+        raise ValueError(
+            f"this model makes images of {num_classes} classes: it needs class_labels ({batch_size},); got {got}."
+        )
+    # on another device reading them would wait for it, and the embedding refuses them itself
+    if class_labels.is_cpu and not torch.compiler.is_compiling() and len(class_labels):
+        low, high = int(class_labels.min()), int(class_labels.max())
+        if low < 0 or high >= num_classes:
+            raise ValueError(f"class_labels must be from 0 to {num_classes - 1}; got {low if low < 0 else high}.")

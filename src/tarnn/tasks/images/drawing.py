@@ -3,20 +3,19 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from tarnn.decoding import fastest_step
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.loop import Step
 from tarnn.decoding.pixels import PixelLoop
 from tarnn.decoding.samplers import Sampler
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
-from tarnn.models.images import ImageModel
 
 FEW = 8  # images at once, up to which one thread is as fast
 GAP, BACKGROUND = 2, 127  # pixels between images, and their shade
@@ -24,27 +23,23 @@ LEAST_SIDE = 64  # pixels of an image in a grid for the eye: smaller ones are en
 LABEL = 14  # pixels that a label above an image takes
 
 
-def take_fastest_step(loop: PixelLoop) -> None:
-    loop.step = fastest_step(loop.model).step
-
-
 def draw(
-    model: ImageModel,
+    model: Any,
     count: int,
     batch_size: int,
     sample: Sampler,
     *,
     labels: Tensor | None = None,
     known: Tensor | None = None,
-    prepare: Callable[[PixelLoop], None] = take_fastest_step,
+    step: Step,
     track: Callable[[Iterator[int], int, str], Iterable[int]] = lambda values, total, text: values,
 ) -> np.ndarray:
     """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels).
 
-    prepare(loop) gives the first loop its step, which the others take too if it is a fused one.
+    model: as `PixelLoop` takes it. step: of the model, such as its fastest.
     track(values, their number, what they are) is what the values of a batch pass through: a place for a progress bar.
     """
-    drawn, length, fused = [], model.config.sequence_length, None
+    drawn, length = [], model.config.sequence_length
     sizes = [min(batch_size, count - i) for i in range(0, count, batch_size)]
     for i, size in zip(range(0, count, batch_size), sizes, strict=True):
         part = slice(i, i + size)
@@ -53,12 +48,9 @@ def draw(
             size,
             class_labels=None if labels is None else labels[part].to(model.device),
             known=None if known is None else known[part],
-            step=fused,
+            step=step,
         )
-        if fused is None:
-            prepare(loop)
-            fused = loop.step if isinstance(loop.step, FusedStep) else None
-        with threads_for_steps(model) if size <= FEW else nullcontext():
+        with threads_for_steps(getattr(model, "opened", model)) if size <= FEW else nullcontext():
             for _ in track(loop.draw(sample), length - loop.filled, f"images {i + 1}–{i + size} of {count}"):
                 pass
         drawn.append(loop.images.cpu().numpy())

@@ -170,16 +170,16 @@ class ImageTask(Task):
         import torch
 
         from tarnn.decoding.pixels import pixel_sampler
-        from tarnn.tasks.checkpoint import open_model
         from tarnn.tasks.images.drawing import LEAST_SIDE, choose_labels, draw, image_grid, write_png
+        from tarnn.tasks.images.opening import open_images
 
         count, file = self.settings.sample_images, self.settings.out / PICTURE
         if not count:
             return None
-        model = open_model(self.settings.out, tasks=(self.name,))
+        model, step, _ = open_images(self.settings.out)
         sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(self.settings.seed))
         labels = choose_labels((), count, model.config.num_classes)
-        images = draw(model, count, count, sample, labels=labels)
+        images = draw(model, count, count, sample, step=step, labels=labels)
         write_png(file, image_grid(images, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist()))
         return Sample(file)
 
