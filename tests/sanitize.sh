@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a library of their own in build/sanitize,
-# and the tests that run it, in one process; and the threads of a fused step under ThreadSanitizer. The first finding ends it.
+# and the tests that run it, in one process; and threads, of a step and of programs, under ThreadSanitizer. The first finding ends it.
 #
 #   tests/sanitize.sh            threads; 3,000 drawn calls, tests of kernels, ops, programs and prompts, with each instruction set  (make nightly)
 #   tests/sanitize.sh --short    threads; 300 drawn calls, tests of prompts and damaged programs, with the richest one
@@ -24,7 +24,16 @@ threads() {  # the helpers of a fused step, in a program of their own: Python it
         -o build/team_alone
     TSAN_OPTIONS=halt_on_error=1 build/team_alone
 }
+programs_by_threads() {  # the runtime of programs, by its C interface
+    "$CMAKE" --log-level=WARNING -S . -B build/threads -DCMAKE_CXX_COMPILER="$CXX" -DTARNN_SANITIZE=thread
+    "$CMAKE" --build build/threads --target tarnn --parallel
+    "$CXX" -std=c++20 -O1 -g -fsanitize=thread -pthread -I csrc tests/program/threads_alone.cpp build/threads/libtarnn.so \
+        -Wl,-rpath,"$PWD/build/threads" -o build/threads_alone
+    PYTHONPATH=tests "$PYTHON" -m support.packed_programs build/threads/programs 80
+    TSAN_OPTIONS=halt_on_error=1 build/threads_alone build/threads/programs/*
+}
 [[ $# == 0 || $1 == --short ]] && threads
+[[ $# == 0 ]] && programs_by_threads
 
 build=build/sanitize checks=address,undefined
 if [[ ${1:-} == --short ]]; then  # without the four (null, alignment, object-size, pointer-overflow) that take minutes to compile

@@ -5,6 +5,7 @@
 
 #include "common/maximum.h"
 #include "common/memory.h"
+#include "common/one_token.h"
 #include "runtime/cache.h"
 
 namespace tarnn {
@@ -30,8 +31,16 @@ inline void append(const Cache& cache, Index head, Index d, Index e, const float
   const Index place = head * cache.capacity + cache.length;
   in_format(cache, [&](auto format) {
     using Format = decltype(format);
-    store_rows<Format>(key, d, 1, d, static_cast<typename Format::Stored*>(cache.k) + place * d, d, 1);
-    store_rows<Format>(value, e, 1, e, static_cast<typename Format::Stored*>(cache.v) + place * e, e, 1);
+    using Stored = typename Format::Stored;
+    const auto put = [](const float* from, Index n, Stored* to) {
+      Index c = 0;
+      for (; c + width<float> <= n; c += width<float>) Format::store(to + c, load(from + c));
+      if (c == n) return;
+      Stored lanes[width<float>];
+      Format::store(lanes, read(from + c, n - c));  // and no more: what lies behind may be another thread's
+      std::copy_n(lanes, n - c, to + c);
+    };
+    put(key, d, static_cast<Stored*>(cache.k) + place * d), put(value, e, static_cast<Stored*>(cache.v) + place * e);
   });
   if (cache.mask && head == 0) cache.mask[cache.length] = true;
 }
