@@ -63,7 +63,7 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
         contenders = {kind: step_call(step, 1, 1) for kind, step in steps.items()} | {COPY: copy_call()}
         found[f"one thread, {size}"] = measure_in_turns(contenders, effort)
         for kind, step in steps.items():
-            found[f"one thread, {size}"][f"{kind}, bytes"] = step.packed_weights.numel()
+            found[f"one thread, {size}"][f"{kind}, bytes"] = step.runtime.packed.block.numel()
         keep()
     for size in options.sizes:
         for stored in STORED:

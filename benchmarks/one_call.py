@@ -40,7 +40,6 @@ from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from tarnn.conversion import set_options
 from tarnn.decoding.fused import FusedStep
-from tarnn.decoding.opening import new_state
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.kernels.cpu.products import FORMATS
 
@@ -197,9 +196,9 @@ def read_by_a_step(name: str, model: Any, weights: str) -> int:
     """Bytes of the packed weights, and twice those of the states without keys."""
     with surroundings(name, model, OURS):
         step = FusedStep(model, weights)
-        states = new_state(step, 1, CHECKED[0])
+        states = step.new_state(1, CHECKED[0])
     tensors = [x for x in pytree.tree_leaves(states) if isinstance(x, Tensor)]
-    return step.packed_weights.numel() + 2 * sum(x.nbytes for x in tensors)
+    return step.runtime.packed.block.numel() + 2 * sum(x.nbytes for x in tensors)
 
 
 def targets(found: dict[str, Any]) -> list[Target]:

@@ -52,7 +52,7 @@ def measure(options, found: dict[str, Any], keep: Callable[[], None]) -> None:
             nats += torch.nn.functional.cross_entropy(logits, ids[:, i + 1], reduction="sum").item()
         found[weights] = {
             "bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(),
-            "bytes": step.packed_weights.numel(),
+            "bytes": step.runtime.packed.block.numel(),
         }
         print(weights, found[weights], flush=True)
         keep()

@@ -12,7 +12,7 @@ import tarnn
 from tarnn.conversion import constant_cache, set_options
 from tarnn.conversion.options import converted_layers
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.decoding.opening import new_state, open_step
+from tarnn.decoding.opening import open_step
 from tarnn.errors import UserError
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import CACHE
@@ -57,7 +57,7 @@ def converted(family="Llama", **options):
 def read(model, ids, weights="float32"):
     """Logits after each token, by steps and by one prefill, and the states behind."""
     step = FusedStep(model, weights)
-    states = [new_state(step, len(ids), 64) for _ in range(2)]
+    states = [step.new_state(len(ids), 64) for _ in range(2)]
     logits = []
     for token in ids.T:
         out, states[0] = step(token, states[0], inplace=True)

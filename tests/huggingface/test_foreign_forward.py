@@ -11,7 +11,6 @@ from transformers import DynamicCache
 
 import tarnn
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.decoding.opening import new_state
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.versions import as_called, cache_of
 from tarnn.huggingface.why_not_fused import why_not_fused
@@ -68,7 +67,7 @@ def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
     for each, weights in ((model, None), (wide, "bfloat16")):
         step = FusedStep(each, weights)
         assert step.weights == "bfloat16"
-        logits.append(step.prefill(TOKENS[:2, :40], new_state(step, 2, 40), every=True)[0])
+        logits.append(step.prefill(TOKENS[:2, :40], step.new_state(2, 40), every=True)[0])
     assert logits[0].std() > 0.05
     assert torch.equal(*logits)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps import FeatureMap
-from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops.hybrid.op import hybrid_attention
 from tarnn.ops.softmax.cache import KVCache
 from tarnn.ops.softmax.op import softmax_attention
@@ -117,21 +116,6 @@ class LayerAttention(nn.Module):
             outputs[mode] = o[0] if return_state else o
             states += [o[1]] if return_state else []
         return self.merge_heads(outputs), HeadStates(tuple(states)) if return_state else None
-
-    def describe(self, plan: Any, *, window: int, sinks: int, far_until: int | None) -> dict[str, Any]:
-        """Return this layer's part of its attention module's description for the fused step (see `tarnn.decoding.plan`)."""
-        phi, d = self.feature_map, self.heads.d
-        rings: dict[str, Any] = {"window": window, "sinks": sinks, "far_until": far_until}
-        if phi is None:  # far keys have no weight
-            reach = tuple("window" if mode == "features" else mode for mode in self.modes)
-            return {"hybrid": plan.hybrid(reach=reach, **rings)}
-        if isinstance(phi, PositionalMap):
-            raise plan.refusal(phi, "weighs keys by their distance")
-        sides = [("queries",), ("keys",)] if phi.log_features else [(), ()]
-        queries, keys = (plan.add(phi, d, *side) for side in sides)
-        far = {"log_features": phi.log_features, "keys": keys, "far_bias": self.far_bias}
-        hybrid = plan.hybrid(reach=self.modes, **rings, **far)
-        return {"hybrid": hybrid, "features": queries, "num_features": phi.num_features(d)}
 
     def select_heads(self, x: Tensor, mode: str) -> Tensor:
         """The heads of x (b, g·r, …) that have this mode."""

@@ -1,29 +1,13 @@
 """Key/value caches of a state as the fused step counts them: how long they are, and what becomes of them."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from tarnn.decoding.state_check import tensors_of
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.ops.softmax.cache import RowCaches, full
-
-BY_POSITION = (-1, 0)  # in place of a length and of whether there is a mask: each row has a cache of its own
-
-
-def lengths_of(layers: Iterable[State]) -> Int[Tensor, " n"]:
-    """Two numbers of each cache, as `kernels.cpu.model_step.run` takes them."""
-    numbers: list[int] = []
-    for layer in layers:
-        if isinstance(layer, KVCache):
-            numbers += layer.length, layer.mask is not None
-        elif isinstance(layer, RowCaches):
-            numbers += BY_POSITION
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def longer(layers: tuple[State, ...], count: int) -> tuple[State, ...]:
@@ -53,13 +37,6 @@ def check_room(state: ModelState, count: int) -> None:
 
 def caches_of(layer: State) -> tuple[KVCache, ...]:
     return layer.rows if isinstance(layer, RowCaches) else (layer,) if isinstance(layer, KVCache) else ()
-
-
-def masked(layer: State) -> State:
-    """A cache has a mask from its first padding on."""
-    if not isinstance(layer, KVCache) or layer.mask is not None:
-        return layer
-    return replace(layer, mask=torch.ones(len(layer.k), layer.capacity, dtype=torch.bool, device="cpu"))
 
 
 def widened(layer: State) -> State:

@@ -142,14 +142,13 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
     config, dtype = model.config, model.dtype
-    assert step.program is not None
-    numbers = key_numbers(step.program.runtime.program)
+    numbers = key_numbers(step.runtime.program)
     ends = getattr(model.generation_config, "eos_token_id", None)
     return Opened(
         contents=OfModule(model),
         step=step,
         prefill=step.prefill,
-        new_state=partial(new_state, step),
+        new_state=step.new_state,
         config=Limits(config.vocab_size, getattr(config, "max_position_embeddings", None)),
         architecture=type(model).__name__,
         fields=config.to_dict(),
@@ -199,9 +198,3 @@ def key_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 HEADS = ("num_key_value_heads", "num_attention_heads", "num_heads")  # of keys, by the first name that a config has
-
-
-def new_state(step: FusedStep, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
-    """Make the state before the first token of a fused step: zeros, and caches with room for `capacity` tokens."""
-    assert step.program is not None
-    return step.program.runtime.new_state(rows, capacity, cache_dtype)

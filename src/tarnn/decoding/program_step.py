@@ -15,6 +15,7 @@ from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.decoding.caches import check_room, longer, widened
@@ -41,26 +42,55 @@ class Known(NamedTuple):
 
 
 class ProgramStep:
-    """Step by the runtime of a model's program, on states as `FusedStep` takes them."""
+    """Step by the runtime of a model's program, on states as models make them, or as the runtime does.
+
+    num_outputs: logits or parameters per token. new_row: one row's state of each layer.
+    """
 
     def __init__(self, model: Any, runtime: Runtime):
         self.model, self.runtime = model, runtime
-        self.expected = one_row(runtime)
+        self.weights, self.num_outputs, self.nbytes = runtime.weights, runtime.num_outputs, runtime.nbytes
+        self.new_row = one_row(runtime)
         self._narrow = any(x.dtype != torch.float32 for x in model.parameters())
-        self._caches = [i for i, x in enumerate(self.expected) if isinstance(x, KVCache)]
-        self._known = Known(
-            0, (), None, [], []
-        )  # the last state; replaced as a whole, as several threads may look at it
+        self._caches = [i for i, x in enumerate(self.new_row) if isinstance(x, KVCache)]
+        # the last state; replaced as a whole, as several threads may look at it
+        self._known = Known(0, (), None, [], [])
 
-    def __call__(self, token_ids: Tensor, state: State, *, inplace: bool = False) -> tuple[Tensor, State]:
+    def new_state(self, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
+        """Make the state before the first token, in which rows have keys and values of their own (`RowCaches`)."""
+        return self.runtime.new_state(rows, capacity, cache_dtype)
+
+    def __call__(
+        self, token_ids: Int[Tensor, " b"], state: State, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "b p"], State]:
+        """One token per row, (b,): (parameters or logits (b, p) float32; the state after it).
+
+        Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
+        model's last position, and UnfitState for a state that is not of this model's kind; nothing is written then.
+        """
         state = self.widened(state if inplace else state.clone())
         ids = whole(token_ids)
         state, known = self._prepared(state, len(ids), 1)
-        out = torch.empty(len(ids), self.runtime.num_outputs)
+        out = torch.empty(len(ids), self.num_outputs, device="cpu")
         self._run(ids, state, known.by_row, out)
         return out, self._after(state, known, 1)
 
-    def over(self, state: ModelState, parameters: Tensor) -> Callable[[Tensor], None]:
+    def check(self, state: ModelState) -> None:
+        """Raise UnfitState for anything but the state of one row, as this model makes it."""
+        check_state(state, self.new_row, 1)
+
+    def over(self, state: ModelState, parameters: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
+        """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
+
+        It writes into this state and these parameters, as `__call__` does in place; the state is looked at here, once. Where rows
+        have caches of their own (`RowCaches`), their positions count the keys: a step raises ValueError where one is full, and
+        writes nothing. Raises UnfitState as a step does, and ValueError for a `KVCache`, whose length would have to be counted.
+        """
+        if any(isinstance(x, KVCache) for x in state.layers):
+            raise ValueError(
+                "a state with one length for all rows of a key/value cache changes with each token; call the step with each new "
+                "state, or give each row a cache of its own: RowCaches."
+            )
         tensors = self._prepared(state, len(state.position), 0)[1].by_row
 
         def step(token_ids: Tensor) -> None:
@@ -69,12 +99,26 @@ class ProgramStep:
         return step
 
     def prefill(
-        self, token_ids: Tensor, state: State, attention_mask: Tensor | None, *, inplace: bool, every: bool
-    ) -> tuple[Tensor, State]:
+        self,
+        token_ids: Int[Tensor, "b t"],
+        state: State,
+        attention_mask: Tensor | None = None,
+        *,
+        inplace: bool = False,
+        every: bool = False,
+    ) -> tuple[Float[Tensor, "b p"] | Float[Tensor, "b t p"], State]:
+        """Read tokens (b, t): (parameters or logits (b, p) after each row's last token, float32; the state after it).
+
+        To the last bit what t steps give, in any number of pieces. attention_mask (b, t): 0 for padding, anywhere; a row has one
+        token at least. every: parameters after each token, (b, t, p), zeros at padding. Memory is that of `runtime.ROWS` tokens,
+        whatever t is.
+
+        Raises ValueError as a step does; nothing is written then.
+        """
         state = self.widened(state if inplace else state.clone())
         ids, real = check_tokens(token_ids, attention_mask, self.runtime.vocab_size)
         b, t = ids.shape
-        check_state(state, self.expected, b)
+        check_state(state, self.new_row, b)
         check_room(state, t)
         counts = torch.full((b,), t) if real is None else real.sum(-1)
         if real is not None and any(isinstance(x, RowCaches) for x in state.layers):
@@ -85,7 +129,13 @@ class ProgramStep:
         return out, self._after(state, known, t)
 
     def widened(self, state: State) -> State:
-        return replace(state, layers=tuple(map(widened, state.layers))) if self._narrow else state
+        """Return a state of a model in 16 bits as the step keeps it: the last inputs in float32, keys and values not in float16.
+
+        Steps and prompts take either; a state that is written in place, by `over`, has to be one of these. Other states: itself.
+        """
+        if not self._narrow or state.layers is self._known.layers:
+            return state
+        return replace(state, layers=tuple(map(widened, state.layers)))
 
     def _prepared(self, state: State, rows: int, slots: int, counts: Tensor | None = None) -> tuple[State, Known]:
         """Return the state with each row's keys in one piece, and what is known of it.
@@ -95,7 +145,7 @@ class ProgramStep:
         known, position = self._known, state.position
         fits = known.rows == rows == len(position) and position.dtype == torch.int64 and position.is_contiguous()
         if not (fits and (state.layers is known.layers or _same_tensors(state.layers, known.tensors))):
-            check_state(state, self.expected, rows)
+            check_state(state, self.new_row, rows)
             fits = False
         starts = self._first_slots(state, slots, counts) if self._caches else None
         if fits and starts == known.starts:

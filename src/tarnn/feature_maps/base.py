@@ -3,7 +3,6 @@
 import inspect
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -152,22 +151,6 @@ class FeatureMap(nn.Module):
         """Return the numbers by which a kernel computes the features of q (b, h, t, d) and k (b, g, s, d); None if only
         `queries` and `keys` can."""
         return None
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        """How a fused step makes these features (see `tarnn.decoding.plan`): here by `kernel`, or by `projected`.
-
-        It is not inherited: a class of such a map says `describe = FeatureMap.describe`, another has a method of its own.
-        """
-        if self.kernel:
-            return plan.features(self.kernel)
-        x = torch.zeros(1, getattr(self, "num_heads", 1), 1, head_dim, device="cpu")
-        projected = self.projected(x, x)  # the projection is that of any x
-        if projected is None:
-            raise plan.refusal(self, "has no projection with these options")
-        p = projected.projection
-        assert p.omega is not None
-        bias = None if p.bias is None else p.bias[0]
-        return plan.features(p.function, p.omega[0] * p.factor, bias, square=p.square, offset=p.offset, shift=p.shift)
 
     def initial_buffers(self) -> dict[str, Tensor]:
         """The saved buffers as they are before any training: name → value."""

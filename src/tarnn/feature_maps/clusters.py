@@ -1,7 +1,5 @@
 """Features from clusters of queries: an estimate of a trained softmax model's attention to distant keys."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -93,17 +91,6 @@ class QueryClusters(FeatureMap):
         exponents = self.log_keys(k)
         log_scale = exponents.detach().amax(-1)
         return (exponents - log_scale[..., None]).exp(), log_scale
-
-    def describe(self, plan: Any, head_dim: int, side: str | None = None) -> Any:
-        """The logarithms of one side's features, "queries" or "keys"."""
-        centres, sharpness = self.centres.float(), self.sharpness.float()
-        scaled = self.scale * centres
-        if side is None:
-            raise plan.refusal(self, "makes logarithms of features, which only hybrid attention takes there")
-        if side == "keys":
-            return plan.features("identity", scaled)
-        norms = (scaled * centres).sum(-1)
-        return plan.features("log_softmax", sharpness * scaled, -0.5 * sharpness[..., 0] * norms)
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("QueryClusters treats queries and keys in different ways: take .queries(q) and .keys(k).")

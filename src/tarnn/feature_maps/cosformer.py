@@ -1,8 +1,5 @@
 """cosFormer: relu features, weighted by the cosine of a distance. The one map that depends on positions."""
 
-import math
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -33,9 +30,6 @@ class CosFormer(PositionalMap):
 
     def num_features(self, head_dim: int) -> int:
         return 2 * head_dim
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        return plan.features("cosformer", number=math.pi / (2 * self.max_length))
 
     def at(self, positions: Int[Tensor, "#b t"] | Int[Tensor, " t"]) -> "CosFormerAt":
         """This map for tokens at these positions, (t,) or (b, t), from 0 to max_length − 1 (not checked)."""

@@ -1,7 +1,5 @@
 """Deterministic parameter-free projection: sparse, positive, wider than its input."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,9 +27,6 @@ class Dpfp(FeatureMap):
 
     def num_features(self, head_dim: int) -> int:
         return 2 * self.nu * head_dim
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        return plan.features("dpfp", number=self.nu)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         if self.nu >= 2 * x.shape[-1]:

@@ -21,7 +21,6 @@ class Identity(_Elementwise):
 
     positive = False
     kernel = "identity"
-    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x
@@ -39,7 +38,6 @@ class Elu(_Elementwise):
     """
 
     kernel = "elu"
-    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.relu() + x.clamp(max=0).exp()
@@ -53,7 +51,6 @@ class Relu(_Elementwise):
     """
 
     kernel = "relu"
-    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.relu()
@@ -64,7 +61,6 @@ class SquaredRelu(_Elementwise):
     """φ(x) = max(x, 0)²: as `Relu`, with sharper contrasts and a gradient that is continuous."""
 
     kernel = "squared_relu"
-    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.relu().square()
@@ -78,7 +74,6 @@ class Exp(_Elementwise):
     """
 
     kernel = "exp"
-    describe = FeatureMap.describe
     log_scaled = True
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:

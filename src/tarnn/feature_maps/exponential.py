@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps.base import FeatureMap, Projected, Projection
+from tarnn.feature_maps.base import Projected, Projection
 from tarnn.feature_maps.draws import SoftmaxKernelMap
 from tarnn.feature_maps.registry import register
 from tarnn.numerics import full_precision, wide, widen
@@ -118,8 +118,6 @@ class PositiveRandomFeatures(ExponentialMap):
     torch.Size([2, 8, 100, 256])
     """
 
-    describe = FeatureMap.describe
-
 
 @register("hyperbolic")
 class HyperbolicRandomFeatures(ExponentialMap):
@@ -130,7 +128,6 @@ class HyperbolicRandomFeatures(ExponentialMap):
     """
 
     mirrored = True
-    describe = FeatureMap.describe
 
 
 @register("smreg")
@@ -141,8 +138,6 @@ class RegularizedRandomFeatures(ExponentialMap):
     (theorem 1); directions of one length give it less variance. Converges faster in the paper's figure 5.
     Choromanski et al. 2021, eq. 6–8 (arXiv 2009.14794).
     """
-
-    describe = FeatureMap.describe
 
     def __init__(
         self,

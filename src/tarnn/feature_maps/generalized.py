@@ -1,8 +1,6 @@
 """Generalized kernels: any function f of random projections ω·x, or of x itself. "Performer-ReLU" names both."""
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -59,10 +57,6 @@ class GeneralizedFeatures(FeatureMap):
     def num_features(self, head_dim: int) -> int:
         return head_dim
 
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        name = _known(self, plan)
-        return plan.features("plain_exp" if name == "exp" else name, shift=self.epsilon)
-
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch d"], None]:
         return self.function(widen(x)) + self.epsilon, None
 
@@ -105,13 +99,6 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
     def num_features(self, head_dim: int) -> int:
         return self.num_draws
 
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        name, factor = _known(self, plan), self.num_draws**-0.5
-        if self.h is not None:
-            raise plan.refusal(self, "has a function h of its own")
-        least = 0.0 if name == "exp" else -math.inf
-        return plan.features(name, self.omega[None], gain=factor, shift=factor * self.epsilon, number=least)
-
     def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
         """Only relu without h has this form: relu(u)/√m = relu(u/√m)."""
         self.check_width(q)
@@ -134,14 +121,6 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.function_name}, epsilon={self.epsilon:g}"
-
-
-def _known(feature_map: Any, plan: Any) -> str:
-    """The name of a map's function; raises what a plan refuses with for a function of one's own."""
-    name = feature_map.function_name
-    if feature_map.function is not FUNCTIONS.get(name, (None,))[0]:
-        raise plan.refusal(feature_map, "has a function of its own")
-    return name
 
 
 def _name(function: str | Function) -> str:

@@ -1,7 +1,5 @@
 """Hedgehog: a learnable softmax over features."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -48,9 +46,6 @@ class Hedgehog(FeatureMap):
             u = x @ weight.repeat_interleave(x.shape[-3] // heads, dim=0).mT  # (…, h, t, m)
         wide = widen(u)
         return torch.cat([wide.softmax(-1), (-wide).softmax(-1)], dim=-1), None
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        return plan.features("halves", self.weight)
 
     def extra_repr(self) -> str:
         h, m, d = self.weight.shape

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps.base import FeatureMap, Projection
+from tarnn.feature_maps.base import Projection
 from tarnn.feature_maps.exponential import ExponentialMap, Exponents
 from tarnn.feature_maps.registry import register
 from tarnn.feature_maps.statistics import FittedMap, Spread, per_head
@@ -41,7 +41,6 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
     Likhosherstov et al. 2022, "Chefs' Random Tables" (arXiv 2205.15317).
     """
 
-    describe = FeatureMap.describe
     A: Tensor
 
     def __init__(
@@ -108,7 +107,6 @@ class SderfFeatures(FittedMap, ExponentialMap):
     the call. Likhosherstov et al. 2023, "FAVOR#" (arXiv 2302.00787).
     """
 
-    describe = FeatureMap.describe
     full_spread = True
     a: Tensor
     U: Tensor

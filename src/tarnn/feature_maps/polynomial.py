@@ -1,7 +1,5 @@
 """The polynomial kernel of degree 2, exactly."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,10 +31,6 @@ class Polynomial2(FeatureMap):
 
     def num_features(self, head_dim: int) -> int:
         return head_dim * (head_dim + 1) // 2 + (head_dim + 1 if self.offset else 0)
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        parts = (0.0, 0.0, 1.0, 2**0.5, (2 * self.offset) ** 0.5, self.offset)
-        return plan.features("pairs", parts=parts)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         d = x.shape[-1]

@@ -8,8 +8,6 @@ exact for every c_q, c_k, a; the error of positive features grows with e^(|q + k
 and for a_l = (mean k_l²/mean q_l²)^(1/4).
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -91,14 +89,6 @@ class Reparametrized(FittedMap):
         squares = [x.variance if self.centre else x.square for x in (k, q)]
         above, below = (x + SMALL * x.mean(-1, keepdim=True) + 1e-30 for x in squares)
         return {**centres, "stretch": (above / below) ** 0.25}
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        q, k, stretch = (x.squeeze(1).float() for x in (self.query_centre, self.key_centre, self.stretch))
-        scale, none = self.feature_map.scale, q.new_zeros(len(q))
-        return plan.add(self.feature_map, head_dim)._replace(
-            queries=plan.shift(q, stretch, scale * k, none),
-            keys=plan.shift(k, 1 / stretch, scale * q, -scale * (q * k).sum(-1)),
-        )
 
     def fitted_to(self, q: Spread, k: Spread, index: Tensor | None = None) -> "FittedMap":
         clone = super().fitted_to(q, k, index)

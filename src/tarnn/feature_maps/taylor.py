@@ -1,7 +1,6 @@
 """Based: the Taylor series of softmax's kernel to the second order, exactly."""
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,10 +32,6 @@ class Taylor(FeatureMap):
 
     def num_features(self, head_dim: int) -> int:
         return 1 + head_dim + head_dim * (head_dim + 1) // 2
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        scale = head_dim**-0.5 if self.scale is None else self.scale
-        return plan.features("pairs", parts=(1.0, scale**0.5, 0.5**0.5 * scale, scale, 0.0, 0.0))
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         d = x.shape[-1]

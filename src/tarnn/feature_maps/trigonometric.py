@@ -26,10 +26,6 @@ class _Fourier(RandomFeatureMap):
     def num_features(self, head_dim: int) -> int:
         return 2 * self.num_draws
 
-    def described_waves(self, plan: Any, factor: float, square: float) -> Any:
-        omega = self.omega[None].float() * factor
-        return plan.features("waves", omega, square=square, gain=self.num_draws**-0.5)
-
     def waves(self, x: Tensor, factor: float) -> Tensor:
         """Compute (sin, cos)/√m of ω·(factor x), in float32 at least."""
         self.check_width(x)
@@ -61,9 +57,6 @@ class GaussianRandomFeatures(_Fourier):
             raise ValueError(f"GaussianRandomFeatures needs a sigma above 0; got {sigma}.")
         super().__init__(head_dim, num_features, directions=directions, norms=norms, seed=seed)
         self.sigma = sigma
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        return self.described_waves(plan, 1 / self.sigma, 0.0)
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], None]:
         return self.waves(x, 1 / self.sigma), None
@@ -99,7 +92,3 @@ class TrigonometricRandomFeatures(SoftmaxKernelMap, _Fourier):
         scale = 0.5 * self.scale * x.to(waves.dtype).square().sum(-1)
         constant = scale.detach()
         return waves * (scale - constant).exp()[..., None], constant  # the first factor is 1, with a gradient
-
-    def describe(self, plan: Any, head_dim: int) -> Any:
-        # e^(scale·|x|²/2) is their log-scale
-        return self.described_waves(plan, self.scale**0.5, -0.5 * self.scale)

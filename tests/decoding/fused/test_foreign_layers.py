@@ -7,7 +7,6 @@ import torch
 from support.linear_families import TOKENS, linear_model
 
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.decoding.opening import new_state
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
 
@@ -43,7 +42,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_its_own_logits(shape):
     step = step_of(**SHAPES[shape])
-    logits, state = step.prefill(TOKENS[:, :30], new_state(step, 2), every=True)
+    logits, state = step.prefill(TOKENS[:, :30], step.new_state(2), every=True)
     more = [logits]
     for token in TOKENS[:, 30:40].T:
         out, state = step(token, state)
@@ -57,21 +56,21 @@ def test_its_own_logits(shape):
 def test_to_the_last_bit_in_any_pieces(weights):
     """A prompt of 70 tokens at once, in pieces, behind padding and beside another row, or token by token."""
     step = step_of(weights, **SHAPES["odd"])
-    one, state = [], new_state(step, 1)
+    one, state = [], step.new_state(1)
     for token in TOKENS[0]:
         out, state = step(token[None], state)
         one.append(out)
     expected = torch.cat(one)
-    pieces, after = [], new_state(step, 1)
+    pieces, after = [], step.new_state(1)
     for part in TOKENS[:1].split([1, 33, 2, 34], 1):
         out, after = step.prefill(part, after, every=True)
         pieces.append(out[0])
     assert torch.equal(torch.cat(pieces), expected)
     mask = torch.ones_like(TOKENS)
     mask[1, :20] = mask[0, 64:] = 0
-    both, padded = step.prefill(TOKENS, new_state(step, 2), mask, every=True)
+    both, padded = step.prefill(TOKENS, step.new_state(2), mask, every=True)
     assert torch.equal(both[0, :64], expected[:64])
-    _, short = step.prefill(TOKENS[1:, 20:], new_state(step, 1))
+    _, short = step.prefill(TOKENS[1:, 20:], step.new_state(1))
     for found, y in zip(padded.layers, short.layers, strict=True):
         assert torch.equal(found.S[1], y.S[0])
         assert torch.equal(found.tokens[1], y.tokens[0])
@@ -85,8 +84,8 @@ def test_what_it_does_not_take_it_names():
 @torch.no_grad()
 def test_time_steps_are_limited_token_by_token_as_in_a_prompt():
     step = step_of(time_step_limit=(0.0, 0.7))
-    logits, _ = step.prefill(TOKENS[:, :40], new_state(step, 2), every=True)
+    logits, _ = step.prefill(TOKENS[:, :40], step.new_state(2), every=True)
     expected = model_of(time_step_limit=(0.0, 0.7))(TOKENS[:, :40]).logits
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     unlimited = step_of()
-    assert not torch.allclose(unlimited.prefill(TOKENS[:, :40], new_state(unlimited, 2), every=True)[0], expected)
+    assert not torch.allclose(unlimited.prefill(TOKENS[:, :40], unlimited.new_state(2), every=True)[0], expected)

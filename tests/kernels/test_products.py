@@ -6,9 +6,9 @@ from support.packed_weights import packed_groups, panels, rounded, rounded_group
 from support.rounded_model import share_alike
 
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.model_step import VERSION
 from tarnn.kernels.cpu.products import FORMATS, PANEL, Block
 from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.program.packing import VERSION
 
 
 @pytest.mark.parametrize("group", [1, 4])
