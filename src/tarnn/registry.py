@@ -4,7 +4,8 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from tarnn.removed import message
@@ -95,7 +96,7 @@ class Registry(dict[str, Named]):
         except TypeError as error:
             raise ValueError(f"the {self.what} {name!r} can't be made with {dict(options)}: {error}.") from error
 
-    def check_options(self, name: str, options: Mapping[str, Any], known: set[str]) -> None:
+    def check_options(self, name: str, options: Mapping[str, Any], known: Set[str]) -> None:
         """Raise ValueError for options that are not among the known ones."""
         if unknown := sorted(set(options) - known):
             gone = "".join(f" {message(f'{self[name].kind.__name__}({option}=)')}" for option in unknown)
@@ -105,7 +106,8 @@ class Registry(dict[str, Named]):
             )
 
 
-def arguments_of(kind: type) -> set[str]:
+@cache
+def arguments_of(kind: type) -> frozenset[str]:
     """The names of the arguments of a class's constructor; if it hands on others (`**`), those of its base class, too."""
     names: set[str] = set()
     for home in (x for x in kind.__mro__ if "__init__" in vars(x)):
@@ -113,4 +115,4 @@ def arguments_of(kind: type) -> set[str]:
         names |= {x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)}
         if not any(x.kind is x.VAR_KEYWORD for x in parameters):
             break
-    return names - {"self"}
+    return frozenset(names - {"self"})

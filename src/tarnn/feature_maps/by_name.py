@@ -21,7 +21,7 @@ OF_THE_MODEL = {"head_dim", "num_heads", "max_length"}
 MOVES = {"centre", "balance"}  # these options put a `Reparametrized` around the map
 
 
-def options_of(name: str) -> set[str]:
+def options_of(name: str) -> frozenset[str]:
     """The options of the map of this name. Raises ValueError for an unknown name."""
     kind = MAPS.find(name).kind
     return arguments_of(kind) - OF_THE_MODEL | (MOVES if issubclass(kind, SoftmaxKernelMap) else set())
