@@ -3,12 +3,9 @@
 A cell says "yes" where a test of that name is collected. `families_table.py` writes it into the page.
 """
 
-import runpy
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 FAMILIES, OWN, CONVERTED, RWKV = (f"tests/families/test_{x}.py::" for x in ("families", "own", "converted", "rwkv7"))
@@ -66,7 +63,7 @@ narrower, with random weights. "yes": there is a test of it.
   converted and RWKV-7 models those of the model in PyTorch, of a trained RWKV-7 those saved with it.
 * **steps**: token by token, or in pieces, as at once. **padding**: rows of a padded batch are as each row alone.
 * **200 prompts**: the most likely next tokens of 200 prompts are those of transformers.
-* **formats** that run compiled, compared with the definition in float64; without one, the definition runs in plain PyTorch.
+* **formats** that run compiled, compared with the definition in float64.
 * **served exactly**: behind other requests, from a cache and after a restart, an answer is the same to the bit.
 * **packed**: a file of `tarnn pack` gives the folder's logits and states, to the bit, in all formats.
 
@@ -92,8 +89,7 @@ def published(names: list[str]) -> list[str]:
 def tests_of(name: str) -> dict[str, str]:
     """Return the tests of a released config's columns. A name ends where the test's own parameters begin."""
     short = SHORT.get(name, name)
-    compiled = {x: f"{FAMILIES}test_compiled_formats[{name}-{x}-" for x in FORMATS}
-    compiled = compiled | {"float32": f"{FAMILIES}test_compiled[{name}]"} if runs_compiled(name) else {}
+    formats = {x: f"{FAMILIES}test_compiled_formats[{name}-{x}-" for x in FORMATS}
     return {
         "logits": f"{FAMILIES}test_logits[{name}]",
         "steps": f"{FAMILIES}test_steps_are_the_whole[{name}]",
@@ -101,27 +97,9 @@ def tests_of(name: str) -> dict[str, str]:
         "200 prompts": f"{FAMILIES}test_greedy_tokens[{name}]",
         "served exactly": f"{SERVED}test_a_second_turn_reads_its_own_tokens[{short}]",
         "packed": f"{PACKED}[{short}-",
-        **compiled,
+        "float32": f"{FAMILIES}test_compiled[{name}]",
+        **formats,
     }
-
-
-@cache
-def namespace() -> dict[str, Any]:
-    """Return what the file of the families' tests defines."""
-    return runpy.run_path(str(ROOT / "tests" / "families" / "test_families.py"))
-
-
-def runs_compiled(name: str) -> bool:
-    """Return False for a family whose tests of the compiled runtime skip, because it lacks an instruction."""
-    from tarnn.families.by_name import family_of
-    from tarnn.families.config import Config
-    from tarnn.families.weights import Weights
-    from tarnn.program.fusion import NOT_PLANNED
-
-    tests = namespace()
-    config = Config(tests["fields_of"](name))
-    program = family_of(config)(config, Weights.of(tests["model_of"](name).state_dict()))
-    return not NOT_PLANNED & {x.kind for x in program.instructions}
 
 
 def row(name: str, tests: dict[str, str], names: list[str]) -> str:
