@@ -132,6 +132,19 @@ def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
     assert tokens == [6, *[1] * 19] * 2
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_cache_of_inference_mode_goes_on_outside(rows, tokens):
+    model, x = made("Qwen3.5"), TOKENS[:rows, :12]
+    with tarnn.patch_transformers():
+        expected = generated(model, x, None, max_new_tokens=21)
+        with torch.inference_mode():
+            first = generated(model, x, "float32", return_dict_in_generate=True)
+        with torch.no_grad(), fused_forward(model):
+            out = model(first.sequences[:, -1:], use_cache=True, **as_called(model.forward, cache_of(first)))
+    assert tokens == [12, *[1] * 20]
+    assert torch.equal(out.logits[:, -1].argmax(-1), expected[:, -1])
+
+
 @pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])
 def test_one_model_alone(name, tokens):
     model = made(name)

@@ -82,11 +82,16 @@ def tensors_of(layer: Any) -> tuple[Tensor, ...]:
 
 def _same(given: Given, there: tuple[Tensor, ...], mask: Tensor | None) -> bool:
     """Whether a layer holds what it was given, and the same tokens count."""
-    if len(there) != len(given.tensors) or any(a is not b for a, b in zip(there, given.tensors)):
+    if len(there) != len(given.tensors) or any(a is not b or _is_frozen(a) for a, b in zip(there, given.tensors)):
         return False
     if mask is None or given.mask is None:
         return (mask is None or bool(mask.all())) and given.mask is None
     return torch.equal(mask, given.mask)
+
+
+def _is_frozen(x: Tensor) -> bool:
+    """Whether it was made in torch's inference mode, outside of which nothing writes it."""
+    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _read(layer: Any, like: Any, mask: Tensor | None) -> State:
@@ -113,7 +118,7 @@ def _hold(layer: Any, state: Any) -> Any:
     rows, past, channels = tokens.shape
     shared = rows == 1 and inputs is not None and tokens.data_ptr() == inputs[:, :, 1:].data_ptr()
     if not shared:
-        if rows == 1 or not layer.has_previous_state[0]:
+        if rows == 1 or not layer.has_previous_state[0] or _is_frozen(inputs):
             inputs = layer.conv_states[0] = tokens.new_zeros(rows, past + 1, channels).mT
         inputs[:, :, 1:].copy_(tokens.mT)
         if rows == 1:
