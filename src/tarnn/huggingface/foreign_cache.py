@@ -43,7 +43,7 @@ class ForeignLayers:
 
         like: of one row, as the program makes it. mask (b, past): which of the tokens so far count; None: all.
         """
-        given = self._given.pop(layer, None)
+        given = self._given.get(layer)
         if given is not None and _same(given, tensors_of(layer), mask):
             state = given.state
             if not isinstance(state, KVCache) and rows > 1:
@@ -56,10 +56,16 @@ class ForeignLayers:
 
     def give(self, layer: Any, state: Any, mask: Tensor | None) -> None:
         """Let a layer of a cache hold views of a state. mask (b, length): which tokens count."""
+        given = self._given.get(layer)
         if isinstance(layer, DynamicLayer):
             hold_keys(layer, *state.used()[:2])
-        else:
+        elif given is None or given.state is not state:
             state = _hold(layer, state)
+        else:  # the layer holds its sums, and of one row its last inputs
+            if len(state.tokens) > 1:
+                layer.conv_states[0][:, :, 1:].copy_(state.tokens.mT)
+            self._given[layer] = given._replace(mask=mask)
+            return
         self._given[layer] = Given(state, tensors_of(layer), mask)
 
 
