@@ -169,6 +169,23 @@ def test_a_hybrid_model_takes_turns_on_a_cache(name, padded, tokens):
         assert tokens[5:] == [12, *[1] * 19]
 
 
+def test_new_options_and_weights_count_from_the_next_text_on(tokens):
+    model, ids, texts = converted(**KINDS["clusters"]), TOKENS[:, :30], []
+    with fused_forward(model):
+        for change in (
+            lambda: None,
+            lambda: set_options(model, window=3, sinks=0),
+            lambda: model.lm_head.weight.data.neg_(),
+        ):
+            change()
+            texts.append(model.generate(ids, max_new_tokens=12, do_sample=False))
+            with fused_forward(model, None):
+                assert torch.equal(texts[-1], model.generate(ids, max_new_tokens=12, do_sample=False))
+    assert tokens == [30, *[1] * 11] * 3
+    assert not torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[1], texts[2])
+
+
 def test_a_model_is_opened_in_its_type():
     """Refused, where there is no step, with the reason."""
     model = converted()
