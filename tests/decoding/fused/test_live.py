@@ -207,7 +207,7 @@ REFUSED = {
         r"model.norm.more \(Identity\) is not in a model",
     ),
     "training": (lambda m: m.train(), "is in training mode"),
-    "attention": (lambda m: setattr(m.config, "_attn_implementation", "flex_attention"), "computes flex_attention"),
+    "attention": (lambda m: m.set_attn_implementation("flex_attention"), "computes flex_attention"),
     "eps": (lambda m: setattr(m.model.norm, "variance_epsilon", 0.1), "another variance_epsilon than its config says"),
     "frequencies": (lambda m: m.model.rotary_emb.inv_freq.mul_(2), "another inv_freq than its config says"),
     "activation": (lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.GELU()), r"act_fn \(GELU\) is not the"),
