@@ -35,7 +35,6 @@ struct LinearKernels;       // linear/problem.h
 struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
 struct LowRankKernels;      // delta/problem.h
-struct StackKernel;         // model_step/stack.h
 struct PackKernel;          // products/packing.h
 struct RuntimeKernel;       // runtime/call.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
@@ -49,7 +48,6 @@ struct Kernels {
   const HybridKernels* hybrid;
   const DeltaKernels* delta;
   const LowRankKernels* low_rank;
-  const StackKernel* stack;
   const PackKernel* pack;
   const RuntimeKernel* runtime;
   const ElementwiseKernels* elementwise;

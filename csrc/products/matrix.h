@@ -1,4 +1,4 @@
-// Packed weights: the matrices of products, and norms.
+// Packed weights: the matrices of products.
 #pragma once
 
 #include "kernels.h"
@@ -34,11 +34,6 @@ struct Matrix {
   const float* sums;   // int8, int4: Σ of each output's weights, scale included
   Index panels() const { return (outputs + panel - 1) / panel; }
   bool takes_bytes() const { return format == Format::int8 || format == Format::int4; }
-};
-
-/// Gain and bias of a norm over the hidden channels, each with zeros up to a whole panel.
-struct Norm {
-  const float *gain, *bias;
 };
 
 }  // namespace tarnn

@@ -1,4 +1,4 @@
-// The operator that puts a matrix into the fused step's block of weights.
+// The operators that make a program's block of weights.
 #include <stdexcept>
 #include <vector>
 
@@ -51,10 +51,17 @@ void pack(std::vector<Tensor> weights, bool turns, Index format, Tensor block, I
   run(panels, std::min(get_num_threads(), 1 + panels * panel * inputs / worth_a_packer), kernel.room(inputs), call, const_cast<void*>(static_cast<const void*>(&task)));
 }
 
+/// Of bytes that are about to be written for the first time.
+void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast<std::size_t>(x.numel())); }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("pack(Tensor[] weights, bool turns, int format, Tensor(a!) block, int at, int scale, int sums) -> ()");
+  m.def("large_pages(Tensor bytes) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) { m.impl("pack", TORCH_BOX(&pack)); }
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
+  m.impl("pack", TORCH_BOX(&pack));
+  m.impl("large_pages", TORCH_BOX(&large_pages));
+}

@@ -17,9 +17,6 @@ struct Move {
 /// A map whose features are not those of a `Map` alone; see features.h.
 struct FeatureMap {
   Function function;
-  bool made_here;    // else attention's step makes them, by `Layer::map`
-  bool log_scaled;   // a logarithm is kept apart, and the state has a maximum
-  Index f;           // features
   Index heads, m;    // Ω has m rows; of each of g heads, or 1: of all; 0: there is none
   Matrix omega;      // of several heads, each begins a panel
   float square, offset, gain, shift;

@@ -157,15 +157,5 @@ inline float move(const Move& by, Index head, Index d, const float* x, float* to
   return weight;
 }
 
-/// (x_c, x_{c + n/2}) rotated by the angle whose cosines and sines lie at `turn`, n/2 each.
-inline void rotate(float* x, Index n, const float* turn) {
-  const Index half = n / 2;
-  for (Index c = 0; c < half; c += width<float>) {
-    const Index there = half - c;
-    const Vec<float> a = read(x + c, there), b = read(x + c + half, there), cos = read(turn + c, there), sin = read(turn + c + half, there);
-    write(x + c, a * cos - b * sin, there), write(x + c + half, b * cos + a * sin, there);
-  }
-}
-
 }  // namespace TARNN_ISA
 }  // namespace tarnn

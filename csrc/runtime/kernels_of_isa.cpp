@@ -10,7 +10,7 @@ namespace tarnn::TARNN_ISA {
 
 extern const RuntimeKernel runtime_kernel;  // sweep.cpp
 
-constexpr Kernels table = {.isa = TEXT(TARNN_ISA), .linear = nullptr, .hybrid = nullptr, .delta = nullptr, .low_rank = nullptr, .stack = nullptr, .pack = nullptr,
+constexpr Kernels table = {.isa = TEXT(TARNN_ISA), .linear = nullptr, .hybrid = nullptr, .delta = nullptr, .low_rank = nullptr, .pack = nullptr,
                            .runtime = &runtime_kernel, .elementwise = nullptr, .convolution = nullptr, .scan = nullptr, .draws = nullptr};
 
 }  // namespace tarnn::TARNN_ISA

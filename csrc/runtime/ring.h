@@ -107,7 +107,7 @@ class RingHead {
       });
     };
     tiles([&](Index at, Index keys, float* to, Index r) {
-      score_keys<Same<float>>(s_.k + at * x_.d, asks && r == 0 ? s_.v + at * x_.e : nullptr, asks || r > 0, nullptr, t_.q + r * t_.ldq, x_.d, keys, to);
+      score_keys<Same<float>>(s_.k + at * x_.d, asks && r == 0 ? s_.v + at * x_.e : nullptr, asks || r > 0, t_.q + r * t_.ldq, x_.d, keys, to);
     });
     for (Index r = 0; r < t_.r; ++r) weigh(scores + r * keys_a_block, n, partial + r * ldp), clear(partial + r * ldp + 2, whole<float>(x_.e));
     tiles([&](Index at, Index keys, float* weights, Index r) {

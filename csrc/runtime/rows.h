@@ -22,24 +22,6 @@ TARNN_INLINE float summed(Index n, F f) {
   return sum<float>(a + b);
 }
 
-/// y = (x − mean)/√(variance + eps)·gain + bias where centred, else x/√(mean of x² + eps)·gain. y may be x.
-inline void norm_row(const float* x, Index n, const Norm& norm, bool centred, double eps, float* y) {
-  const float mean = centred ? summed(n, [&](Index j) TARNN_LAMBDA { return load(x + j); }) / static_cast<float>(n) : 0.f;
-  const float square = summed(n, [&](Index j) TARNN_LAMBDA { return (load(x + j) - mean) * (load(x + j) - mean); });
-  const float factor = 1.f / __builtin_sqrtf(square / static_cast<float>(n) + static_cast<float>(eps));
-  for (Index j = 0; j < n; j += width<float>) {
-    const Vec<float> scaled = (load(x + j) - mean) * factor * load(norm.gain + j);
-    store(y + j, centred ? scaled + load(norm.bias + j) : scaled);
-  }
-}
-
-/// The RMSNorm of one head, in place; n need be no multiple of a vector.
-inline void norm_head(float* x, Index n, const float* gain, float eps) {
-  const float square = summed(n, [&](Index i) TARNN_LAMBDA { return read(x + i, n - i) * read(x + i, n - i); });
-  const float factor = 1.f / __builtin_sqrtf(square / static_cast<float>(n) + eps);
-  for (Index i = 0; i < n; i += width<float>) write(x + i, read(x + i, n - i) * (load(gain + i) * factor), n - i);
-}
-
 /// x·Φ(x), with Φ(−|x|) = erfc(|x|/√2)/2 within 1.2e-7 of itself (Numerical Recipes, erfcc).
 TARNN_INLINE Vec<float> gelu(Vec<float> x) {
   const Vec<float> z = (x < 0 ? -x : x) * 0.707106781f, t = 1.f / (z * 0.5f + 1.f);

@@ -26,7 +26,7 @@ TARNN_INLINE void in_format(const Cache& cache, F f) {
   else f(Same<float>());
 }
 
-/// Writes the key (d) and value (e) of one head behind the others. Here and below, the cache is that of one sequence.
+/// Writes the key (d) and value (e) of one head behind the others.
 inline void append(const Cache& cache, Index head, Index d, Index e, const float* key, const float* value) {
   const Index place = head * cache.capacity + cache.length;
   in_format(cache, [&](auto format) {
@@ -42,7 +42,6 @@ inline void append(const Cache& cache, Index head, Index d, Index e, const float
     };
     put(key, d, static_cast<Stored*>(cache.k) + place * d), put(value, e, static_cast<Stored*>(cache.v) + place * e);
   });
-  if (cache.mask && head == 0) cache.mask[cache.length] = true;
 }
 
 /// Asks for n numbers, which are wanted soon; not where they are null.
@@ -79,10 +78,10 @@ Index score_near_keys(const Stored* keys, const float* q, Index n, float scale, 
   return j;
 }
 
-/// Scores of n keys: q·k/√d, −∞ where masked. Lanes of as many keys as a vector has are summed at once; a score is the same number
+/// Scores of n keys: q·k/√d. Lanes of as many keys as a vector has are summed at once; a score is the same number
 /// either way. Not so of float32 from memory (not `near`), which is read fastest one key after the other. `next` is asked for.
 template <typename Format, typename Stored = typename Format::Stored>
-void score_keys(const Stored* keys, const Stored* next, bool near, const bool* mask, const float* q, Index d, Index n, float* scores) {
+void score_keys(const Stored* keys, const Stored* next, bool near, const float* q, Index d, Index n, float* scores) {
   constexpr int w = width<float>;
   const float scale = 1.f / __builtin_sqrtf(static_cast<float>(d));
   Index j = 0;
@@ -100,8 +99,6 @@ void score_keys(const Stored* keys, const Stored* next, bool near, const bool* m
     scores[j] = scale * sum<float>(lanes_of_score<Format>(keys + j * d, q, d));
     ask(next ? next + j * d : nullptr, d);
   }
-  for (j = 0; mask && j < n; ++j)
-    if (!mask[j]) scores[j] = minus_infinity<float>;
 }
 
 /// N vectors of channels from `at` on: out += Σ_j weight_j v_j.
@@ -156,12 +153,11 @@ void attend_block_in(const Cache& cache, Index head, Index d, Index e, Index blo
   const Index n = keys_of(queries - 1), tile = queries > 1 ? keys_a_tile : n;
   const Index at = head * cache.capacity + begin;
   const Stored *keys = static_cast<const Stored*>(cache.k) + at * d, *values = static_cast<const Stored*>(cache.v) + at * e;
-  const bool* mask = cache.mask ? cache.mask + begin : nullptr;
   // the processor sees long blocks coming; of short ones, the first asks for what comes next: its values, the next head's keys
   const bool asks = cache.length < keys_a_block;
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
-      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * e : nullptr, asks || r > 0, mask ? mask + j : nullptr, of.q + r * of.ldq,
+      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * e : nullptr, asks || r > 0, of.q + r * of.ldq,
                          d, smaller(tile, keys_of(r) - j), of.scores + r * keys_a_block + j);
   for (Index r = 0; r < queries; ++r) {
     if (keys_of(r) <= 0) continue;

@@ -9,10 +9,10 @@ namespace TARNN_ISA {
 
 /// integers: function, heads and rows of Ω, heads of a move (0: none). numbers: square, offset, gain, shift, number. vectors: parts, centre,
 /// stretch, weight, constant. matrices: Ω, if there is one.
-inline FeatureMap map_of(const Instruction& x, MapPlaces at, Index f) {
+inline FeatureMap map_of(const Instruction& x, MapPlaces at) {
   FeatureMap m{};
   m.function = static_cast<tarnn::Function>(x.integer(at.integer));
-  m.made_here = true, m.f = f, m.heads = x.integer(at.integer + 1), m.m = x.integer(at.integer + 2);
+  m.heads = x.integer(at.integer + 1), m.m = x.integer(at.integer + 2);
   if (m.heads) m.omega = x.matrices[static_cast<std::size_t>(at.matrix)];
   m.square = x.number(at.number), m.offset = x.number(at.number + 1), m.gain = x.number(at.number + 2), m.shift = x.number(at.number + 3);
   m.number = x.numbers[static_cast<std::size_t>(at.number + 4)];
@@ -33,7 +33,7 @@ struct FeatureRoom {
 };
 
 inline void features(const Instruction& x, const View& at, Index row, Index rows) {
-  const FeatureMap map = map_of(x, {}, x.out().width);
+  const FeatureMap map = map_of(x, {});
   const Operand& in = x.in();
   const Part part = at.part(in);
   Scratch scratch(at.own.scratch);

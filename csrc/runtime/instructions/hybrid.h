@@ -37,7 +37,7 @@ class HybridHead {
     kind_.log_features = x.integer(3), kind_.far_until = x.numbers[1];
     if (reach_ == Reach::window) return;
     kind_.f = x.integer(2);
-    for (Index side = 0; side < 2; ++side) maps_[side] = map_of(x, of_side(x, side), kind_.f);
+    for (Index side = 0; side < 2; ++side) maps_[side] = map_of(x, of_side(x, side));
     maps_[1].keys = maps_[1].queries;
     kind_.of_queries = &maps_[0], kind_.of_keys = &maps_[1];
   }

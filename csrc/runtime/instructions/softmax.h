@@ -28,7 +28,7 @@ class Softmax {
   Cache cache(Index row) const {
     const Memory &keys = at_.call().memories[x_.state(first_)], &values = at_.call().memories[x_.state(first_ + 1)];
     const Index i = at_.sequence(row);
-    return {keys.grown[i].at, values.grown[i].at, keys.grown[i].type, nullptr, keys.grown[i].capacity, at_.position(row)};
+    return {keys.grown[i].at, values.grown[i].at, keys.grown[i].type, keys.grown[i].capacity, at_.position(row)};
   }
 
   void put_key(Index row) const { append(cache(row), head_, d_, e_, at_.at(x_.in(1), row), at_.at(x_.in(2), row)); }

@@ -1,4 +1,4 @@
-"""Values from mixtures of logistics by a compiled kernel (csrc/model_step/mixture.cpp): one call, not twenty."""
+"""Values from mixtures of logistics by a compiled kernel (csrc/draws/mixture.cpp): one call, not twenty."""
 
 import torch
 from torch import Tensor
