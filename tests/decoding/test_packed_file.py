@@ -10,6 +10,7 @@ from support.open_folders import CONFIGS, make_folder
 from transformers import AutoTokenizer
 
 import tarnn
+from tarnn.cli.main import main
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding import packed_file
 from tarnn.decoding.pack import pack_folder
@@ -181,9 +182,26 @@ def test_what_is_no_packed_file(tmp_path, packed):
 def test_of_another_version(tmp_path, packed, monkeypatch):
     header, rest = parts(packed)
     header["__metadata__"]["format_version"] = "99"
-    refused(tmp_path / "x", joined(header, rest), "has version '99' of packed files; this tarnn reads version 1")
+    refused(tmp_path / "x", joined(header, rest), "has version '99' of packed files; this tarnn reads version 2")
     monkeypatch.setattr(packed_file, "PROGRAM_VERSION", 7)
     refused(tmp_path / "x", packed, r"has a program of version \[\d+\]; this tarnn runs version 7")
+
+
+@pytest.mark.parametrize("name", ["block", "table.0", "file:tokenizer.json"])
+def test_info_reads_all_of_it(tmp_path, packed, name, capsys):
+    """A bit that changed among the weights opens, since opening looks at the header alone; `tarnn info` refuses it."""
+    path = tmp_path / "x.tarnn"
+    path.write_bytes(packed)
+    packed_file.check_contents(path)
+    assert main(["info", str(path)]) == 0
+    header, rest = parts(packed)
+    begin, end = header[name]["data_offsets"]
+    at = len(packed) - len(rest) + (begin + end) // 2
+    path.write_bytes(packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :])
+    capsys.readouterr()
+    assert main(["info", str(path)]) == 2
+    sentence = f"{path} is damaged: {name.removeprefix('file:')} changed since it was written. Pack its folder again"
+    assert sentence in capsys.readouterr().err
 
 
 def test_of_another_format(tmp_path, packed):

@@ -133,17 +133,6 @@ def test_whole_numbers_are_the_model_with_rounded_weights_and_activations(kind, 
     assert worst < 0.02
 
 
-@pytest.mark.parametrize(("value", "asked"), [("off", 0), ("on", 1), ("", 1)])
-def test_large_pages_are_asked_for_unless_switched_off(compiled, monkeypatch, value, asked):
-    seen = []
-    monkeypatch.setattr(torch.ops.tarnn_cpu, "large_pages", seen.append)
-    monkeypatch.setenv("TARNN_LARGE_PAGES", value)
-    block = Block(VERSION)
-    block.vector(torch.ones(3))
-    assert block.bytes().dtype == torch.uint8
-    assert len(seen) == asked
-
-
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("in_turns", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)

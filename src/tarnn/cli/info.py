@@ -42,7 +42,7 @@ def info(
 
     Memory is what generating one sequence takes: the weights, and the state after so many tokens. Beside it
     stands the same model with softmax in every layer of attention, whose keys and values have to be kept.
-    Nothing is run; the weights are read once, to see that all of them are finite.
+    Nothing is run; the weights are read once, to see that all of them are finite, or a packed file's what was written.
     """
     numbers = None if lengths is None else parse_lengths(lengths)
     if checkpoint is None:
@@ -152,12 +152,15 @@ def describe_opened(checkpoint: Path, lengths: list[int], weights: str | None) -
     """Collect the facts of a model that is opened to run."""
     from tarnn.decoding.description import facts_of
     from tarnn.decoding.opening import open_step
+    from tarnn.decoding.packed_file import check_contents
     from tarnn.decoding.refusal import Refusal
 
     try:
         opened = open_step(checkpoint, weights, report=partial(print, file=sys.stderr, flush=True))
     except Refusal as error:
         raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
+    if checkpoint.is_file():
+        check_contents(checkpoint)
     return {"checkpoint": str(checkpoint), **facts_of(opened, lengths), "kernel": cpu_kernels()}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tarnn.large_pages import wants_large_pages
+from tarnn.large_pages import move_to_large_pages, take_large_pages
 
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
@@ -86,8 +86,7 @@ class Block:
     def bytes(self) -> Tensor:
         """Return the block, uint8, in large pages where the system has them, and with room to read beyond its end."""
         block = torch.empty(self._num_bytes(), dtype=torch.uint8, device="cpu")
-        if wants_large_pages():
-            torch.ops.tarnn_cpu.large_pages(block)
+        in_large_pages = take_large_pages(block)
         for weights, in_turns, kind, *places in self._matrices:
             torch.ops.tarnn_cpu.pack(_packable(weights), in_turns, kind, block, *places)
         for start, x in self._parts:
@@ -95,6 +94,8 @@ class Block:
             block[start:end].view(x.dtype).view(x.shape).copy_(x)
             block[end : end + -end % 64] = 0
         block[self._size :] = 0
+        if not in_large_pages:
+            move_to_large_pages(block)
         return block
 
     def _room(self, num_bytes: int, needed: bool = True) -> int:
