@@ -4,10 +4,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+hypothesis.settings.register_profile("no deadline", deadline=None)  # nothing may depend on the machine's speed
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_configure(config):

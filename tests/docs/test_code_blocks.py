@@ -5,7 +5,9 @@ short (`SHORT`). Both find a working folder with what the pages speak of: texts,
 images, a book, a folder of digits (see `conftest.py`). What asks a server asks one with these models.
 """
 
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 
@@ -20,6 +22,10 @@ from tarnn.cli.main import build_app, main
 
 SHORT = ["--steps", "2", "--layers", "1", "--hidden-size", "32", "--heads", "2", "--batch-size", "2"]
 SERVER = "http://127.0.0.1:8000"  # as pages call it; here it has another port
+C_BEFORE = """#include <stdio.h>
+#include "tarnn.h"
+int page(const int64_t* ids, int64_t count, int64_t next, float* logits) {
+"""
 OWN_LENGTH = {"--steps", "--max-minutes", "--epochs"}
 # what peft says of names that transformers is about to change
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -63,6 +69,17 @@ def test_commands_run_as_pasted(block: Block, workplace, capfd, request):
         assert main(argv) == 0, (line, capfd.readouterr().err[-2000:])
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("block", [pytest.param(x, id=x.place) for x in ALL if x.language == "c"])
+def test_c_agrees_with_the_header(block: Block, tmp_path):
+    """As a function's body, with the names that the page's text explains as its parameters."""
+    source = tmp_path / "page.c"
+    source.write_text(f"{C_BEFORE}{block.text}return 0; }}\n")
+    env = {name: x for name, x in os.environ.items() if name != "LD_PRELOAD"}  # sanitizers are not for the compiler
+    command = ["cc", "-fsyntax-only", "-Wall", "-Werror", "-iquote", ROOT / "csrc/runtime", source]
+    assert subprocess.run(command, check=False, capture_output=True, text=True, env=env).stderr == ""
+
+
 def shortened(argv: list[str]) -> list[str]:
     """The command with less work in it: a later option wins over an earlier one."""
     drop, kept = False, []
@@ -82,7 +99,7 @@ def check_script(words: list[str]) -> None:
 def test_no_code_escapes():
     """Code stands in fences that say their language, so that it is run."""
     languages = {block.language for page in PAGES for block in blocks(page)}
-    assert languages <= {"python", "sh", "text", "json"}
+    assert languages <= {"python", "sh", "c", "text", "json"}
     assert {page.name: code for page in PAGES if (code := unfenced_code(page))} == {}
 
 
