@@ -4,7 +4,7 @@ import ast
 
 from scripts.private_names_in_tests import private_names, uses
 
-MOST = 21  # lower it with every test that needs fewer
+MOST = 20  # lower it with every test that needs fewer
 
 
 def test_they_only_become_fewer():

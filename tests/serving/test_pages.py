@@ -42,50 +42,56 @@ def after(model, tokens):
     return Snapshot(replace(state, layers=tuple(layers)), logits, np.array(tokens, np.int32))
 
 
-def test_beginnings_are_shared_and_counted_once(hybrid):
-    store = StateStore(hybrid)
+def memory_of(model, folder, *snapshots):
+    """Bytes of a store that has these alone. With a folder, memory counts states and not the tree of their tokens."""
+    store = StateStore(model, folder=folder)
+    for snapshot in snapshots:
+        store.keep("a", snapshot)
+    store.close()
+    return store.stats.memory_bytes
+
+
+def test_beginnings_are_shared_and_counted_once(hybrid, tmp_path):
     long, short = after(hybrid, TOKENS[:27]), after(hybrid, TOKENS[:14])
     other = after(hybrid, [*TOKENS[:14], *TOKENS[20:29]])
-    alone = []
-    for snapshot in (long, short, other):
-        one = StateStore(hybrid)
-        one.keep("a", snapshot)
-        alone.append(one._states.packed_bytes)
-    for snapshot in (short, long, other):
-        store.keep("a", snapshot)
+    alone = [memory_of(hybrid, tmp_path / str(i), x) for i, x in enumerate((long, short, other))]
+    store = StateStore(hybrid, folder=tmp_path / "all")
+    held = [store.hold("a", snapshot).id for snapshot in (short, long, other)]
     keys = sum(x.k.nbytes + x.v.nbytes for x in long.state.layers if x.grows) // 27
-    assert store._states.packed_bytes == sum(alone) - 2 * 3 * 4 * keys  # three pages of the short one
+    assert store.stats.memory_bytes == sum(alone) - 2 * 3 * 4 * keys  # three pages of the short one
     for snapshot in (short, long, other):
         assert same(store.longest("a", snapshot.tokens), snapshot)
-    for entry in list(store._states.loaded):
-        store._states.unload(entry)
-    assert (store._states.packed_bytes, dict(store._states._sharers)) == (0, {})
+    for id in held:
+        store.delete("a", id)
+    assert store.stats.memory_bytes == 0
+    store.close()
 
 
 def test_one_stays_when_others_go(hybrid):
     """In memory for two states, of which the first goes; what the third one shares with it does not."""
     first, second, third = (after(hybrid, TOKENS[:n]) for n in (12, 20, 28))
-    store = StateStore(hybrid)
-    for snapshot in (first, second, third):
-        store.keep("a", snapshot)
-    for entry in [x for x in store._states.loaded if x.node.end < 28]:
-        store._unload(entry)
-    assert same(store.longest("a", TOKENS), third)
     alone = StateStore(hybrid)
     alone.keep("a", third)
-    assert store._states.packed_bytes == alone._states.packed_bytes
+    store = StateStore(hybrid, memory=alone.stats.memory_bytes)
+    for snapshot in (first, second, third):
+        store.keep("a", snapshot)
+    assert same(store.longest("a", TOKENS), third)
+    assert (store.stats.memory_states, store.stats.memory_bytes) == (1, alone.stats.memory_bytes)
 
 
-def test_unproven_states_and_tenants_share_nothing(hybrid):
+def test_unproven_states_and_tenants_share_nothing(hybrid, tmp_path):
     """An uploaded state may be after other tokens than it says; so no state takes keys from it."""
-    store, short, long = StateStore(hybrid), after(hybrid, TOKENS[:14]), after(hybrid, TOKENS[:27])
+    short, long = after(hybrid, TOKENS[:14]), after(hybrid, TOKENS[:27])
+    alone = [memory_of(hybrid, tmp_path / str(i), x) for i, x in enumerate((short, long))]
+    store = StateStore(hybrid, folder=tmp_path / "all")
     wrong = after(hybrid, TOKENS[1:15])
     sent = store.hold("a", replace(wrong, tokens=short.tokens, proven=False))
     store.keep("a", long)
     store.keep("b", short)
-    assert len(store._states._sharers) == 3 + 6 + 3
+    assert store.stats.memory_bytes == 2 * alone[0] + alone[1]
     assert same(store.longest("a", TOKENS), long)
     assert same(store.get("a", sent.id), replace(wrong, tokens=short.tokens))
+    store.close()
 
 
 def test_what_is_found_is_the_callers_own(hybrid):

@@ -33,7 +33,7 @@ class Block:
     """
 
     def __init__(self, version: int) -> None:
-        self._version = version
+        self._of_program = version
         self._numbers: list[int] = []
         self._parts: list[tuple[int, Tensor]] = []  # from which byte on
         # as the operator `pack` takes them
@@ -43,7 +43,7 @@ class Block:
     @property
     def plan(self) -> list[int]:
         """The plan, with its header: version, how many numbers, bytes of the block."""
-        return [self._version, 3 + len(self._numbers), self._num_bytes(), *self._numbers]
+        return [self._of_program, 3 + len(self._numbers), self._num_bytes(), *self._numbers]
 
     def numbers(self, *values: int) -> None:
         self._numbers += [int(x) for x in values]
