@@ -20,7 +20,7 @@ namespace {
 constexpr const char* remedy = " Write one by `tarnn pack FOLDER FILE`.";
 constexpr const char* again = " Pack its folder again (tarnn pack).";
 constexpr std::size_t largest_header = 100 << 20;  // as safetensors has it
-constexpr const char *format = "tarnn.packed", *version = "1";
+constexpr const char *format = "tarnn.packed", *version = "2";
 
 /// A file's bytes, read only.
 class Mapped {

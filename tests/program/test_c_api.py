@@ -188,7 +188,7 @@ def test_files_that_are_no_packed_model(c, opened, tmp_path):
     for data, words in (
         (b"", "is empty"), (b"tarnn", "too short"), (b"\xff" * 100, "cut short"), (whole[:200], "cut short"),
         (whole.replace(b'"tarnn.packed"', b'"other.packed"'), "of another kind"), (whole[:-500], "is damaged"),
-        (whole.replace(b'"format_version": "1"', b'"format_version": "9"'), "version 9"),
+        (whole.replace(b'"format_version": "2"', b'"format_version": "9"'), "version 9"),
         (whole.replace(b'"outline', b'"Outline'), "is damaged"), (whole.replace(b"{", b"[", 1), "is damaged"),
     ):  # fmt: skip
         (tmp_path / "wrong").write_bytes(data)
