@@ -138,7 +138,7 @@ def test_states_and_packed_files_of_others(command, good, tmp_path):
     assert command("generate", packed, "--weights", "int4", "--prompt", "a").is_refusal("holds int8 weights", "as int4")
     assert command("generate", packed, "--state-in", state, "--max-new-tokens", 1).is_refusal("another model")
     whole = packed.read_bytes()
-    packed.write_bytes(whole.replace(b'"format_version": "1"', b'"format_version": "7"'))
+    packed.write_bytes(whole.replace(b'"format_version": "2"', b'"format_version": "7"'))
     assert command("info", packed).is_refusal("has version '7' of packed files", "Pack its folder again")
     packed.write_bytes(whole[: len(whole) // 2])
     assert command("info", packed).is_refusal("cut short")
