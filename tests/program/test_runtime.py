@@ -1,5 +1,7 @@
 """The compiled runtime against the definition, and its law: a row's bits depend on its own tokens alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -7,9 +9,10 @@ from support.drawn_programs import VOCABULARY, drawn_program
 
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
-from tarnn.program import definition
+from tarnn.program import definition, runtime as runtime_module
 from tarnn.program.recording import Recorder, apply, heads, norm, product, rotate, softmax
 from tarnn.program.runtime import Runtime
+from tarnn.program.state import check_state
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels can't be used")
 SEEDS = st.integers(0, 2**31)
@@ -134,6 +137,60 @@ def test_a_step_in_place_writes_into_its_state():
     assert state.position.tolist() == [4, 4]
     with pytest.raises(ValueError, match="cache is full"):
         step(torch.tensor([0, 0]))
+
+
+def test_a_state_that_goes_on_is_checked_once(monkeypatch):
+    """Later ones are known by the identity of their layers."""
+    runtime, looks = Runtime(llama(2)), []
+    monkeypatch.setattr(runtime_module, "check_state", lambda *arguments: looks.append(check_state(*arguments)))
+    _, state = runtime.prefill(torch.arange(6).view(2, 3), runtime.new_state(2, 12), inplace=True)
+    for token in range(4):
+        _, state = runtime(torch.tensor([token, 9]), state, inplace=True)
+    ids, mask = torch.tensor([[1, 2], [0, 3]]), torch.tensor([[1, 1], [0, 1]])
+    _, state = runtime.prefill(ids, state, mask, inplace=True)
+    assert len(looks) == 1
+    runtime(torch.tensor([1, 2]), state.clone())
+    assert len(looks) == 2
+
+
+UNKNOWN = {
+    "a row too many": (lambda r, s, **how: r(torch.tensor([1, 2, 3]), s, **how), "2 rows; this program has"),
+    "no room for a prompt": (
+        lambda r, s, **how: r.prefill(torch.zeros(2, 4, dtype=torch.long), s, **how),
+        "cache is full",
+    ),
+    "no room in one row": (
+        lambda r, s, **how: r.prefill(
+            torch.zeros(2, 4, dtype=torch.long), s, torch.tensor([[1, 0, 0, 0], [1] * 4]), **how
+        ),
+        "holds 5 positions, 2 are taken and 4 more",
+    ),
+    "other positions": (
+        lambda r, s, **how: r(torch.tensor([1, 2]), replace(s, position=s.position + 1), **how),
+        "as many keys as",
+    ),
+    "positions of another type": (
+        lambda r, s, **how: r(torch.tensor([1, 2]), replace(s, position=s.position.int()), **how),
+        "rows",
+    ),
+    "other layers": (
+        lambda r, s, **how: r(torch.tensor([1, 2]), replace(s, layers=s.layers[:1]), **how),
+        "the state has 1 layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_a_state_that_goes_on_is_refused_as_a_new_one(case):
+    runtime = Runtime(llama(2))
+    _, state = runtime.prefill(torch.ones(2, 2, dtype=torch.long), runtime.new_state(2, 5), inplace=True)
+    before = state.clone()
+    call, sentence = UNKNOWN[case]
+    for how in ({}, {"inplace": True}):
+        with pytest.raises(ValueError, match=sentence):
+            call(runtime, state, **how)
+    for x, y in zip(state.tensors().values(), before.tensors().values(), strict=True):
+        assert torch.equal(x, y)
 
 
 REFUSED = {

@@ -1,5 +1,7 @@
 """Programs that run where the compiled kernels can't: computed by their definition, right and slow."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from tarnn.models.state import ModelState
 from tarnn.ops.softmax.cache import RowCaches, full
 from tarnn.program.definition import run
 from tarnn.program.instructions import Program, StateSpec
-from tarnn.program.runtime import Runtime
+from tarnn.program.runtime import Checked, Runtime
 
 
 class PlainRuntime(Runtime):
@@ -17,7 +19,7 @@ class PlainRuntime(Runtime):
         self.program, self.weights = program, "float32"
         self.num_outputs = program.num_outputs
         self.vocab_size = len(program.instructions[0].weights["tokens"])
-        self._checked = ((), [])
+        self._checked = Checked()
 
     @property
     def nbytes(self) -> int:
@@ -28,7 +30,7 @@ class PlainRuntime(Runtime):
         self,
         ids: Tensor,
         state: ModelState,
-        tensors: list[Tensor],
+        tensors: Sequence[Tensor],
         out: Tensor,
         extra: Tensor | None,
         starts: Tensor | None = None,
@@ -37,7 +39,7 @@ class PlainRuntime(Runtime):
         """Compute what one call of the kernel does, and write the state in place."""
         counts = [1] * len(ids) if starts is None else starts.diff().tolist()
         positions = state.position.tolist()
-        self._check(ids, state, counts)
+        self._check_tokens(ids, state, counts)
         specs = self.program.states
         before = [tuple(_read(state, x, row, position) for x in specs) for row, position in enumerate(positions)]
         added = None if extra is None else extra.split(counts)
@@ -52,7 +54,7 @@ class PlainRuntime(Runtime):
             for row, x in enumerate(logits):  # a row without a token keeps what its last one gave
                 out[row] = x[-1] if len(x) else out[row]
 
-    def _check(self, ids: Tensor, state: ModelState, counts: list[int]) -> None:
+    def _check_tokens(self, ids: Tensor, state: ModelState, counts: list[int]) -> None:
         """Raise ValueError for other tokens than the vocabulary's, and where a row has no place for its own."""
         if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < self.vocab_size):
             wrong = next(x for x in ids.tolist() if not 0 <= x < self.vocab_size)

@@ -5,7 +5,8 @@ rows, on the number of threads, or on the pieces in which a prompt is read.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from operator import add, le
+from typing import NamedTuple, TypeVar, cast
 from weakref import finalize
 
 import torch
@@ -15,15 +16,33 @@ from torch.autograd.graph import increment_version
 
 from tarnn.kernels.cpu import library
 from tarnn.models.state import ModelState
-from tarnn.ops import KVCache
+from tarnn.ops import KVCache, State
 from tarnn.program.extra import extra_rows
 from tarnn.program.instructions import Program
 from tarnn.program.packing import VERSION, Packed, pack
-from tarnn.program.state import advanced, by_row, check_state, new_state, tensors_of
+from tarnn.program.state import advanced, by_row, check_state, lengths_of, new_state, tensors_of
 from tarnn.program.tokens import check_tokens, rows_of
 
 AnyState = TypeVar("AnyState", bound=ModelState)
 ROWS = 2**10  # tokens that one call of the kernel reads
+
+
+class Checked(NamedTuple):
+    """A state that was checked: its layers and their tensors, and of each row how many keys it has, and has room for."""
+
+    layers: tuple[State, ...] = ()
+    tensors: Sequence[Tensor] = ()
+    lengths: Sequence[int] = ()
+    room: Sequence[int] = ()
+
+    def fits(self, state: ModelState, counts: Sequence[int]) -> bool:
+        """Say whether a state is this one, and takes so many tokens of each row; False: it has to be checked."""
+        position = state.position
+        if state.layers is not self.layers or position.shape != (len(counts),) or position.dtype != torch.int64:
+            return False
+        if not self.lengths:
+            return True
+        return position.tolist() == self.lengths and all(map(le, map(add, self.lengths, counts), self.room))
 
 
 class Unavailable(RuntimeError):
@@ -68,8 +87,7 @@ class Runtime:
         finalize(self, torch.ops.tarnn_cpu.program_close, self._handle)
         self.num_outputs = program.num_outputs
         self.vocab_size = len(self.packed.tables[0])
-        # of the last state its layers and their tensors; one tuple, so that threads don't mix them
-        self._checked: tuple[Any, list[Tensor]] = ((), [])
+        self._checked = Checked()  # the last state; replaced as a whole, so that threads don't mix them
 
     @property
     def nbytes(self) -> int:
@@ -99,10 +117,11 @@ class Runtime:
         """
         ids = whole(token_ids)
         state = _by_row(state if inplace else state.clone())
-        tensors = self._tensors(state, [1] * len(ids))
+        counts = [1] * len(ids)
+        checked = self._check(state, counts)
         logits = torch.empty(len(ids), self.num_outputs)
-        self.run(ids, state, tensors, logits)
-        return logits, self._after(state, tensors, [1] * len(ids))
+        self.run(ids, state, checked.tensors, logits)
+        return logits, self._after(state, checked, counts)
 
     def prefill(
         self,
@@ -122,9 +141,9 @@ class Runtime:
         b, t = ids.shape
         state = _by_row(state if inplace else state.clone())
         counts = [t] * b if real is None else real.sum(-1).tolist()
-        tensors = self._tensors(state, counts)
+        checked = self._check(state, counts)
         self._check_length(state.position + torch.tensor(counts))
-        return self.read(ids, real, state, tensors, every=every), self._after(state, tensors, counts)
+        return self.read(ids, real, state, checked.tensors, every=every), self._after(state, checked, counts)
 
     def over(self, state: ModelState, logits: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
@@ -136,19 +155,19 @@ class Runtime:
             raise ValueError(
                 "a state whose rows share a key/value cache changes with each token; give each its own: RowCaches."
             )
-        tensors = self._tensors(state, [0] * len(state.position))
+        tensors = self._check(state, [0] * len(state.position)).tensors
 
         def step(token_ids: Tensor) -> None:
             self.run(token_ids, state, tensors, logits)
 
         return step
 
-    def run(self, ids: Tensor, state: ModelState, tensors: list[Tensor], out: Tensor) -> None:
+    def run(self, ids: Tensor, state: ModelState, tensors: Sequence[Tensor], out: Tensor) -> None:
         """Read one token of each row into `out`. tensors: those of the state, by row, which nobody checks here."""
         self._run(ids, state, tensors, out, self._extra(state, state.position))
 
     def read(
-        self, ids: Tensor, real: Tensor | None, state: ModelState, tensors: list[Tensor], *, every: bool = False
+        self, ids: Tensor, real: Tensor | None, state: ModelState, tensors: Sequence[Tensor], *, every: bool = False
     ) -> Tensor:
         """Read checked tokens (b, t), of which those that are `real` count: what `prefill` returns. tensors: as in `run`."""
         b, t = ids.shape
@@ -167,24 +186,28 @@ class Runtime:
                 last = torch.where((rows.starts.diff() > 0)[:, None], last, keep)
         return last if logits is None else logits
 
-    def _tensors(self, state: ModelState, counts: Sequence[int]) -> list[Tensor]:
-        """The tensors that the kernel writes, checked; ValueError where it can't, or where `counts` tokens have no room."""
-        layers, tensors = self._checked
-        if state.layers is layers and not any(x.grows for x in state.layers):
-            return tensors
-        check_state(state, self.program, len(counts), counts)
-        return tensors_of(state, self.program)
+    def _check(self, state: ModelState, counts: Sequence[int]) -> Checked:
+        """Return what is known of a state; ValueError where the kernel can't write it, or `counts` tokens have no room.
 
-    def _after(self, state: AnyState, tensors: list[Tensor], counts: Sequence[int]) -> AnyState:
-        state = cast(AnyState, advanced(state, counts)) if any(x.grows for x in state.layers) else state
-        self._checked = state.layers, tensors
+        A state that goes on from the last one is known by the identity of its layers.
+        """
+        if (checked := self._checked).fits(state, counts):  # read once, as another thread may replace it
+            return checked
+        check_state(state, self.program, len(counts), counts)
+        return Checked(state.layers, tensors_of(state, self.program), *lengths_of(state))
+
+    def _after(self, state: AnyState, checked: Checked, counts: Sequence[int]) -> AnyState:
+        if checked.lengths:
+            state = cast(AnyState, advanced(state, counts))
+            checked = checked._replace(layers=state.layers, lengths=[*map(add, checked.lengths, counts)])
+        self._checked = checked
         return state
 
     def _run(
         self,
         ids: Tensor,
         state: ModelState,
-        tensors: list[Tensor],
+        tensors: Sequence[Tensor],
         out: Tensor,
         extra: Tensor | None,
         starts: Tensor | None = None,

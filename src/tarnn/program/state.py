@@ -69,6 +69,13 @@ def tensors_of(state: ModelState, program: Program) -> list[Tensor]:
     return tensors
 
 
+def lengths_of(state: ModelState) -> tuple[list[int], list[int]]:
+    """Return how many keys each row of a checked state has, and how many each has room for; empty without caches."""
+    layers = [x.rows for x in state.layers if isinstance(x, RowCaches)]
+    room = [min(x.capacity for x in row) for row in zip(*layers, strict=True)]
+    return [x.length for x in layers[0]] if layers else [], room
+
+
 def check_state(state: ModelState, program: Program, rows: int, counts: Sequence[int] = ()) -> None:
     """Raise ValueError for a state that a step of `program` can't write: of another model, or of another number of rows.
 
@@ -131,8 +138,10 @@ def joined(state: ModelState) -> ModelState:
 
 def layers_of(program: Program) -> Iterator[tuple[str, list[StateSpec]]]:
     """Each layer's kind and tensors."""
-    for i, kind in enumerate(program.layers):
-        yield kind, [x for x in program.states if x.layer == i]
+    specs: list[list[StateSpec]] = [[] for _ in program.layers]
+    for x in program.states:
+        specs[x.layer].append(x)
+    yield from zip(program.layers, specs, strict=True)
 
 
 def _names(layer: State) -> set[str]:
