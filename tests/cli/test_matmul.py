@@ -106,7 +106,7 @@ def test_commands_use_it_and_say_so(command, train, tmp_path, monkeypatch):
     assert (code, seen, now()) == (0, {FAST}, HIGHEST)
     assert "products  oneDNN in float32\n" in stderr
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["run"]["products"] == "oneDNN in float32"
-    assert "tarnn: float32 products: oneDNN in float32\n" in command("eval", tmp_path / "run").err
+    assert "tarnn: products of the fused step (float32 weights)\n" in command("eval", tmp_path / "run").err
     assert json.loads(command("info", "--json").out)["products"] == "oneDNN in float32"
     monkeypatch.setenv(matmul.VARIABLE, "perhaps")
     assert command("info").is_refusal("TARNN_FAST_MATMUL=perhaps", "expected on or off")
