@@ -4,8 +4,10 @@ Each module is compared with that of a fresh model of the same config, which is 
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,8 @@ MARK = "quantization_config"  # of a config, where converted models have the nam
 # each gives a fresh converted model the parts that its class does not make
 completing: list[Callable[[nn.Module], None]] = []
 ATTENTIONS = (None, "eager", "sdpa")  # implementations of softmax over all keys
+# of each model: its class, its config, what that said, and the fresh one; building it takes as long as packing a small model
+_fresh: WeakKeyDictionary[nn.Module, tuple[type, Any, dict[str, Any], nn.Module]] = WeakKeyDictionary()
 KINDS = {ModelConfig: "tarnn", ImageModelConfig: "tarnn_image"}
 
 
@@ -75,12 +79,19 @@ def program_of(model: nn.Module, *, anywhere: bool = False) -> Program:
 
 
 def fresh_model(model: Any, fields: dict[str, Any]) -> nn.Module:
-    """Build a model of the same config, without numbers; one that was converted gets the parts that `completing` adds."""
+    """Build a model of the same config, without numbers; one that was converted gets the parts that `completing` adds.
+
+    A model's is built again where its config is another object, or says something else.
+    """
+    known = _fresh.get(model)
+    if known is not None and known[0] is type(model) and known[1] is model.config and known[2] == fields:
+        return known[3]
     fresh: nn.Module = build_on_meta(type(model), model.config)
     if fields.get(CONVERTED) is not None:
         for complete in completing:
             with torch.random.fork_rng(devices=()), torch.device("meta"):
                 complete(fresh)
+    _fresh[model] = type(model), model.config, deepcopy(fields), fresh
     return fresh
 
 
