@@ -83,15 +83,15 @@ def fresh_model(model: Any, fields: dict[str, Any]) -> nn.Module:
 
     A model's is built again where its config is another object, or says something else.
     """
-    known = _fresh.get(model)
-    if known is not None and known[0] is type(model) and known[1] is model.config and known[2] == fields:
+    config, known = model.config, _fresh.get(model)
+    if known is not None and known[0] is type(model) and known[1] is config and known[2] == fields:
         return known[3]
-    fresh: nn.Module = build_on_meta(type(model), model.config)
+    fresh: nn.Module = build_on_meta(type(model), config)
     if fields.get(CONVERTED) is not None:
         for complete in completing:
             with torch.random.fork_rng(devices=()), torch.device("meta"):
                 complete(fresh)
-    _fresh[model] = type(model), model.config, deepcopy(fields), fresh
+    _fresh[model] = type(model), config, deepcopy(fields), fresh
     return fresh
 
 
