@@ -25,7 +25,7 @@ from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State as LayerState
 from tarnn.ops.softmax.cache import RowCaches
 from tarnn.program.runtime import Runtime, whole
-from tarnn.program.state import new_state
+from tarnn.program.state import new_state, tensors_of as tensors_by_row
 from tarnn.program.tokens import check_tokens
 
 State = TypeVar("State", bound=ModelState)
@@ -153,7 +153,7 @@ class ProgramStep:
         if starts is not None:
             moved = (in_one_piece(x, position.tolist(), starts) if isinstance(x, KVCache) else x for x in state.layers)
             state = replace(state, layers=tuple(moved))
-        by_row = self._by_row(state.layers, starts)
+        by_row = tensors_by_row(in_views(state, starts), self.runtime.program)
         tensors = [x for layer in state.layers for x in tensors_of(layer)]
         self._known = known = Known(rows, state.layers, starts, tensors, by_row)
         return state, known
@@ -169,18 +169,6 @@ class ProgramStep:
         end = lengths.pop() + slots
         ends = (state.position + (slots if counts is None else counts)).tolist()
         return [end - x for x in ends]
-
-    def _by_row(self, layers: Sequence[LayerState], starts: list[int] | None) -> list[Tensor]:
-        tensors: list[Tensor] = []
-        for spec in self.runtime.program.states:
-            layer = layers[spec.layer]
-            if isinstance(layer, RowCaches):
-                tensors += [getattr(x, spec.name) for x in layer.rows]
-            elif isinstance(layer, KVCache) and starts is not None:
-                tensors += views_of(getattr(layer, spec.name), starts)
-            else:
-                tensors.append(getattr(layer, spec.name))
-        return tensors
 
     def _after(self, state: State, known: Known, slots: int) -> State:
         if not self._caches:
@@ -245,6 +233,19 @@ def _with_slack(x: Tensor, slots: int) -> Tensor:
     if x.untyped_storage().nbytes() >= needed:
         return x
     return x.new_zeros(x.numel() + slots * x.shape[3])[: x.numel()].view(x.shape).copy_(x)
+
+
+def in_views(state: ModelState, starts: list[int] | None) -> ModelState:
+    """Give each row views of the cache that all rows share, from its first key on; None: there is no such cache."""
+    if starts is None:
+        return state
+
+    def of_rows(layer: LayerState) -> LayerState:
+        if not isinstance(layer, KVCache):
+            return layer
+        return RowCaches(tuple(map(KVCache, views_of(layer.k, starts), views_of(layer.v, starts))))
+
+    return replace(state, layers=tuple(map(of_rows, state.layers)))
 
 
 def views_of(x: Tensor, starts: list[int]) -> list[Tensor]:
