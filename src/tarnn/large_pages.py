@@ -54,7 +54,7 @@ def take_large_pages(x: Tensor) -> bool:
     begin, end = _whole_pages(x)
     if end - begin >= MUCH and can_move():
         return False
-    _advise(begin, end, mmap.MADV_HUGEPAGE)
+    advise(begin, end, mmap.MADV_HUGEPAGE)
     return True
 
 
@@ -69,7 +69,7 @@ def move_to_large_pages(x: Tensor) -> Thread:
     def move() -> None:
         for at in range(begin, end, AT_ONCE * LARGE_PAGE):
             held = memory()
-            if held is None or not _advise(at, min(at + AT_ONCE * LARGE_PAGE, end), COLLAPSE):
+            if held is None or not advise(at, min(at + AT_ONCE * LARGE_PAGE, end), COLLAPSE):
                 return
             del held
 
@@ -83,7 +83,7 @@ def can_move() -> bool:
     """Say whether the system moves memory to large pages when it is told to."""
     memory = torch.ones(2 * LARGE_PAGE, dtype=torch.uint8)
     begin, end = _whole_pages(memory)
-    return _advise(begin, end, COLLAPSE)
+    return advise(begin, end, COLLAPSE)
 
 
 def _whole_pages(x: Tensor) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def _whole_pages(x: Tensor) -> tuple[int, int]:
     return first * LARGE_PAGE, max(first, last) * LARGE_PAGE
 
 
-def _advise(begin: int, end: int, advice: int) -> bool:
+def advise(begin: int, end: int, advice: int) -> bool:
     """Call `madvise`, without Python's lock; return whether the system took it."""
     call = ctypes.CDLL(None).madvise
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

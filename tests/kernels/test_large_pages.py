@@ -23,7 +23,7 @@ MOVES = pytest.mark.skipif(
 @pytest.mark.parametrize(("value", "asked"), [("off", 0), ("on", 1), ("", 1)])
 def test_they_are_asked_for_unless_switched_off(monkeypatch, value, asked):
     seen = []
-    monkeypatch.setattr(large_pages, "_advise", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(large_pages, "advise", lambda *arguments: seen.append(arguments))
     monkeypatch.setenv("TARNN_LARGE_PAGES", value)
     block = Block(1)
     block.vector(torch.ones(LARGE_PAGE))
@@ -66,7 +66,7 @@ def test_memory_that_is_gone_is_not_touched(monkeypatch):
         seen.append(arguments)
         return True
 
-    monkeypatch.setattr(large_pages, "_advise", advise)
+    monkeypatch.setattr(large_pages, "advise", advise)
     memory = torch.ones(12 * LARGE_PAGE, dtype=torch.uint8)
     thread = move_to_large_pages(memory)
     del memory
