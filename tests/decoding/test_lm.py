@@ -236,6 +236,15 @@ def test_what_is_no_token(open_folder, token):
         tarnn.load(open_folder("Llama")).read([5, token, 7])
 
 
+def test_what_is_no_row_of_tokens_or_no_number_of_them(open_folder):
+    lm = tarnn.load(open_folder("Llama"))
+    assert torch.equal(lm.logits([[5, 6, 7]]), lm.logits(torch.tensor([[5, 6, 7]])))
+    with pytest.raises(ValueError, match=r"takes token ids \(b, t\), whole numbers; got \(3,\) of torch.int64"):
+        lm.logits(torch.tensor([5, 6, 7]))
+    with pytest.raises(ValueError, match="max_new_tokens must be 0 or more; got -1"):
+        lm.generate("ab", max_new_tokens=-1)
+
+
 def test_what_is_no_model_or_no_format(open_folder):
     with pytest.raises(UserError, match=r"this Linear can't be run by tarnn: .* known families"):
         tarnn.load(torch.nn.Linear(3, 5))

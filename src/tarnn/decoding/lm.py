@@ -28,6 +28,7 @@ from tarnn.decoding.tokenizer import SavedTokenizer, open_tokenizer
 from tarnn.log import Log, silent
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
+from tarnn.program.tokens import check_tokens
 
 Ids = Sequence[int] | Int[Tensor, " t"]
 
@@ -133,6 +134,7 @@ class LM:
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         """Return the logits after each token of rows of the same length, from the beginning."""
+        ids, _ = check_tokens(torch.as_tensor(ids), None, self.opened.config.vocab_size)
         check_length(self.opened.config, ids.shape[1])
         state = self.opened.new_state(*ids.shape)
         if self.opened.weights is None:  # a step in plain PyTorch, which gives the last ones alone
@@ -207,6 +209,8 @@ class Writing:
         sampling: Sampling,
         seed: int | None,
     ):
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be 0 or more; got {max_new_tokens}.")
         opened, ids = lm.opened, lm.ids(prompt, starts=state is None)
         before = lm.state() if state is None else state
         check_length(opened.config, len(ids), int(before.position.max()))
