@@ -3,7 +3,7 @@
     states = new_states(program, rows=2, dtype=torch.float64)
     outputs, states = run(program, ids, states, positions=[0, 0], dtype=torch.float64)
 
-Every instruction is one function of a table: `ROW_WISE` ones compute all tokens of all rows at once, `RECURRENT` ones go
+Every instruction is one function of a table: `OF_TOKENS` ones compute all tokens of all rows at once, `RECURRENT` ones go
 through the tokens of one row in their order. Compiled runtimes are tested against these in float64.
 """
 
@@ -13,9 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tarnn.program.experts_definition import experts, route
 from tarnn.program.instructions import Program, StateSpec, View
 from tarnn.program.recurrent import RECURRENT, Recurrent, RowState
 from tarnn.program.row_wise import ROW_WISE, Call, Outputs, Tokens
+
+OF_TOKENS = ROW_WISE | {"route": route, "experts": experts}
 
 
 def new_states(
@@ -55,7 +58,7 @@ def run(
         inputs = [_read(registers, view) for view in instruction.inputs]
         call = Call(instruction, tokens)
         recurrent = RECURRENT.get(instruction.kind)
-        outputs = over_rows(recurrent, call, inputs, rows) if recurrent else ROW_WISE[instruction.kind](call, *inputs)
+        outputs = over_rows(recurrent, call, inputs, rows) if recurrent else OF_TOKENS[instruction.kind](call, *inputs)
         for view, x in zip(instruction.outputs, outputs, strict=True):
             _write(program, registers, view, x.reshape(len(tokens.ids), view.size))
         for view in instruction.inputs:
