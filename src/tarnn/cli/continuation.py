@@ -15,6 +15,7 @@ from torch import Tensor
 from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import progress
 from tarnn.decoding.caches import caches_of
+from tarnn.decoding.drafts import MOST, DraftLoop, token_loop
 from tarnn.decoding.draws import Sampling, check_sampling, row_sampler
 from tarnn.decoding.lm import LM
 from tarnn.decoding.loop import PIECE, TokenLoop
@@ -70,6 +71,7 @@ class Request:
     state_in: Path | None = None
     state_out: Path | None = None
     cache: str | None = None
+    draft: int = 0
     num_samples: int = 1
 
 
@@ -81,6 +83,7 @@ def continue_prompt(
     `load` opens the model; `sampling` are the options that were given.
     """
     count, limit = request.num_samples, request.max_new_tokens
+    check_draft(request.draft, count)
     check_numbers(limit, count, alike=sampling.get("temperature") == 0, saved=request.state_out is not None)
     # errors of these now, not after the prompt was read
     check_sampling(Sampling(**sampling), 0)
@@ -123,6 +126,14 @@ def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, saved: 
         raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
 
 
+def check_draft(draft: int, num_samples: int) -> None:
+    """UserError for a number of drafts that no pass reads, and for drafts of several samples."""
+    if not 0 <= draft <= MOST:
+        raise UserError(f"--draft must be from 0 (off) to {MOST}; got {draft}.")
+    if draft and num_samples > 1:
+        raise UserError(f"--draft {draft} does not go with --num-samples {num_samples}. Leave one of them out.")
+
+
 def check_states(model: Opened, request: Request) -> None:
     """UserError for options about states that this model does not have."""
     state = model.new_state(1, 0)
@@ -151,10 +162,10 @@ def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int)
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
         check_state(model, request.num_samples, room)
         sizes = (1, room) if request.cache is None else (1, room, torch.bfloat16)
-        return TokenLoop(model, model.new_state(*sizes), step=model.step, owned=True), []
+        return token_loop(model, model.new_state(*sizes), draft=request.draft), []
     state, logits, recent = load_state(request.state_in, model, room=room)
     check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)
-    return TokenLoop(model, state, logits, step=model.step, owned=True), recent
+    return token_loop(model, state, logits, draft=request.draft), recent
 
 
 def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: int | None) -> None:
@@ -196,6 +207,8 @@ def write(loop: TokenLoop, draw: Sampler, limit: int, rows: list[TextStream], re
         out.end_line(always=len(rows) > 1 or same_stream())
     why = "nobody reads on" if out.closed else ", ".join(dict.fromkeys(row.over for row in rows))
     report(f"tarnn: made {speed(num_made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
+    if isinstance(loop, DraftLoop):
+        report(f"tarnn: {loop.accepted:,} of {loop.drafted:,} drafts were right; {loop.passes:,} passes")
 
 
 def speed(num_tokens: int, seconds: float) -> str:

@@ -23,7 +23,17 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
-TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out", "cache", "repetition_penalty")
+TEXT_ONLY = (
+    "prompt",
+    "prompt_file",
+    "max_new_tokens",
+    "stop",
+    "state_in",
+    "state_out",
+    "cache",
+    "repetition_penalty",
+    "draft",
+)
 IMAGE_ONLY = ("out", "complete", "hidden", "class_label", "batch_size")
 text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", "Images"))
 
@@ -48,6 +58,12 @@ def generate(
     cache: Annotated[
         Literal["bfloat16"] | None,
         text(help="Keep the keys and values of softmax layers in half as many bytes (default: as the weights)."),
+    ] = None,
+    draft: Annotated[
+        int | None,
+        text(
+            help="Read up to so many expected tokens along with each one: the same text, faster if it repeats itself."
+        ),
     ] = None,
     out: Annotated[Path | None, image(help="The PNG to write (default: images.png).")] = None,
     complete: Annotated[

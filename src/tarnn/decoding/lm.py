@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tarnn.data.tokenizers import byte_backend
 from tarnn.decoding.caches import copy_of
 from tarnn.decoding.description import facts_of
+from tarnn.decoding.drafts import token_loop
 from tarnn.decoding.draws import Sampling, row_sampler
 from tarnn.decoding.from_packed import tokenizer_of_packed
 from tarnn.decoding.loop import PIECE, TokenLoop
@@ -154,6 +155,7 @@ class LM:
         state: LMState | None = None,
         stop: Sequence[str] = (),
         seed: int | None = None,
+        draft: int = 0,
         **sampling: Any,
     ) -> "Writing":
         """Continue a prompt, after those tokens that `state` has read: an iterator of pieces of text, as they are made.
@@ -161,10 +163,12 @@ class LM:
         stop: strings that end it and are not shown. seed: the same seed, the same text, here, by `tarnn generate` and by a
         server; None: another one each time. sampling: temperature (0: the most likely token), top_k, top_p, min_p and penalties
         (see `Sampling`); by default as the folder's generation_config.json says, or else from the model's own distribution.
+        draft: at most so many expected tokens are read along with each one (0 to 11): where they are right, several come of one
+        pass. The text is the same, with any seed.
 
         Raises ValueError for values out of range, and for an empty prompt where nothing was read before.
         """
-        return Writing(self, prompt, state, max_new_tokens, stop, self.sampling(**sampling), seed)
+        return Writing(self, prompt, state, max_new_tokens, stop, self.sampling(**sampling), seed, draft)
 
     def info(self, lengths: Sequence[int] = ()) -> dict[str, Any]:
         """Return facts about it, as `facts_of` says: size, layers, bytes of states."""
@@ -174,13 +178,13 @@ class LM:
         """Return how it draws: these options, and for others what the folder says."""
         return Sampling(**{**self.opened.sampling, **{k: x for k, x in options.items() if x is not None}})
 
-    def _loop(self, state: LMState, num_tokens: int) -> TokenLoop:
+    def _loop(self, state: LMState, num_tokens: int, draft: int = 0) -> TokenLoop:
         """A loop that goes on with a copy of a state, with room for so many tokens."""
         opened = self.opened
         room = num_tokens + int(state.position.max())
         check_state(opened, 1, room)
         copy = copy_of(state.model, room)
-        return TokenLoop(opened, copy, state.logits, step=opened.step, owned=True)
+        return token_loop(opened, copy, state.logits, draft=draft)
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
@@ -196,7 +200,8 @@ class LM:
 class Writing:
     """A text that is being written: an iterator of its pieces.
 
-    ids: the tokens so far. state: where it stands, for going on. finish: "" until it has ended, then why.
+    ids: the tokens so far. state: where it stands, for going on. loop: what makes them; with drafts it counts these. finish: ""
+    until it has ended, then why.
     """
 
     def __init__(
@@ -208,6 +213,7 @@ class Writing:
         stop: Sequence[str],
         sampling: Sampling,
         seed: int | None,
+        draft: int = 0,
     ):
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be 0 or more; got {max_new_tokens}.")
@@ -220,10 +226,10 @@ class Writing:
         self._lm, self.ids, self._ends = lm, list[int](), opened.end_ids
         self._context = prompt_ids[-2 * KEEP :]
         self._text = TextStream(lm.decode, self._context, stop)
-        self._loop = lm._loop(before, len(ids) + max_new_tokens)
+        self.loop = lm._loop(before, len(ids) + max_new_tokens, draft)
         with lm._threads():
-            self._loop.read(ids[None])
-        self._tokens = self._loop.tokens(draw, max_new_tokens, end_ids=opened.end_ids, pad_id=opened.pad_id)
+            self.loop.read(ids[None])
+        self._tokens = self.loop.tokens(draw, max_new_tokens, end_ids=opened.end_ids, pad_id=opened.pad_id)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -248,7 +254,7 @@ class Writing:
     @property
     def state(self) -> LMState:
         recent = tuple([*self._context, *self.ids][-KEEP:])
-        return LMState(copy_of(self._loop.state), self._loop.logits, recent)
+        return LMState(copy_of(self.loop.state), self.loop.logits, recent)
 
 
 def load(

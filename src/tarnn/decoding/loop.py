@@ -49,8 +49,12 @@ class TokenLoop:
         step: Step | None = None,
         owned: bool = False,
     ):
-        self.model, self.state, self.logits = model, state if owned else state.clone(), logits
+        self.model, self._state, self.logits = model, state if owned else state.clone(), logits
         self.step: Step = model.step if step is None else step
+
+    @property
+    def state(self) -> ModelState:
+        return self._state
 
     @torch.no_grad()
     def read(self, ids: Int[Tensor, "b t"], *, piece: int = PIECE) -> None:
@@ -58,7 +62,7 @@ class TokenLoop:
         prefill = prefill_of(self.step, self.model)
         for part in ids.split(piece, dim=1):
             if part.shape[1]:
-                self.logits, self.state = prefill(part, self.state, inplace=True)
+                self.logits, self._state = prefill(part, self.state, inplace=True)
 
     def fork(self, copies: int) -> None:
         """`copies` rows that go on separately from a single one: a prompt is read once for many samples.
@@ -68,7 +72,7 @@ class TokenLoop:
         if len(self.state.position) != 1:
             raise ValueError(f"only a single sequence can be forked; this state has {len(self.state.position)} rows.")
         index = torch.zeros(copies, dtype=torch.long, device=self.state.position.device)
-        self.state = self.state.select(index)
+        self._state = self.state.select(index)
         self.logits = None if self.logits is None else self.logits[index]
 
     @torch.no_grad()
@@ -89,9 +93,14 @@ class TokenLoop:
         for count in range(max_new_tokens):
             check_length(self.model.config, count + 1, past)
             token = sample(self.logits).masked_fill(ended, pad_id)
-            self.logits, self.state = self.step(token, self.state, inplace=True)
+            left = max_new_tokens - count - 1
+            self._advance(token, left if limit is None else min(left, limit - past - count - 1))
             yield token
             if len(ends):
                 ended |= torch.isin(token, ends)
                 if ended.all():
                     return
+
+    def _advance(self, token: Int[Tensor, " b"], left: int) -> None:
+        """Read a token of each row. left: how many may follow it."""
+        self.logits, self._state = self.step(token, self.state, inplace=True)

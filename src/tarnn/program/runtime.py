@@ -20,6 +20,7 @@ from tarnn.ops import KVCache, State
 from tarnn.program.extra import extra_rows
 from tarnn.program.instructions import Program
 from tarnn.program.packing import VERSION, Packed, pack
+from tarnn.program.pending import MOST_ROWS, Pending, read_again
 from tarnn.program.state import advanced, by_row, check_state, lengths_of, new_state, tensors_of
 from tarnn.program.tokens import check_tokens, rows_of
 
@@ -144,6 +145,16 @@ class Runtime:
         checked = self._check(state, counts)
         self._check_length(state.position + torch.tensor(counts))
         return self.read(ids, real, state, checked.tensors, every=every), self._after(state, checked, counts)
+
+    def verify(self, token_ids: Int[Tensor, "b t"], state: ModelState, *, inplace: bool = False) -> Pending:
+        """Read tokens (b, t) of which only the first of each row may stay: logits after each, and what accepts them.
+
+        The logits, and the state after `accept`, are to the bit what steps give. Raises ValueError as `prefill` does.
+        """
+        ids, _ = check_tokens(token_ids, None, self.vocab_size)
+        if ids.shape[1] > MOST_ROWS:
+            raise ValueError(f"a pass verifies at most {MOST_ROWS} tokens of a row; got {ids.shape[1]}.")
+        return read_again(self, ids, _by_row(state if inplace else state.clone()))
 
     def over(self, state: ModelState, logits: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
