@@ -6,6 +6,8 @@
 namespace tarnn::runtime {
 namespace {
 
+constexpr Index most_of_places = Index(1) << 22;  // numbers of a row at all of its experts
+
 enum class Place { spreading, unit, rows };
 
 class Checks : Expectations {
@@ -29,7 +31,7 @@ class Checks : Expectations {
   void one(const Instruction& x, Place place) {
     const bool of_rows = x.kind >= Kind::first_of_rows;
     if (of_rows != (place != Place::spreading)) wrong("it stands at another place than its kind");
-    const bool whole_rows = x.kind == Kind::embed || x.kind == Kind::angles || x.kind == Kind::to_bytes;
+    const bool whole_rows = x.kind == Kind::embed || x.kind == Kind::angles || x.kind == Kind::to_bytes || x.kind == Kind::route;
     if (whole_rows && place != Place::rows) wrong("units have a part of a row, and it wants all");
     if (x.kind == Kind::filter_rows && (place != Place::unit || phase_.op.kind == Kind::softmax)) wrong("rows that are filtered do not come one after the other");
     const bool units = place == Place::unit || (place == Place::spreading && has_units());
@@ -52,6 +54,8 @@ class Checks : Expectations {
       case Kind::hybrid: return hybrid(x);
       case Kind::mix: return mix(x);
       case Kind::head: return head(x);
+      case Kind::experts: return experts(x);
+      case Kind::route: return route(x);
       case Kind::embed: return embed(x);
       case Kind::angles: return angles(x);
       case Kind::norm: return norm(x);
@@ -89,6 +93,31 @@ class Checks : Expectations {
       panels(x.out(j), pairs ? x.out(j).size() : w.outputs);
       bytes(x.integer(3 * j + 2), w);
     }
+  }
+  void experts(const Instruction& x) const {
+    counts(x, 1, 3, 3);
+    const std::size_t n = x.matrices.size();
+    need(n >= 2 && n % 2 == 0, "it has no matrices of experts");
+    const Matrix &up = x.matrices[0], &down = x.matrices[1];
+    for (std::size_t i = 2; i < n; ++i) {
+      const Matrix &w = x.matrices[i], &first = x.matrices[i % 2];
+      need(w.format == first.format && w.inputs == first.inputs && w.outputs == first.outputs, "its experts have different sizes");
+    }
+    whole(x.integer(0), 0, static_cast<Index>(Function::count) - 1);
+    const bool pairs = whole(x.integer(1), 0, 1) != 0;
+    const Index k = whole(x.in(1).size(), 1, static_cast<Index>(n / 2));
+    need(x.in(2).size() == k, "it has other weights than experts");
+    need(up.inputs == x.in().size() && up.outputs == (pairs ? 2 * whole_panels(down.inputs) : down.inputs), "its matrices do not fit");
+    need(up.inputs + down.inputs <= most_of_places / k, "its rows take too much memory");
+    panels(x.out(), down.outputs), bytes(x.integer(2), up);
+  }
+  void route(const Instruction& x) const {
+    counts(x, 2, 1, 5, 2);
+    const Index n = x.in().size(), k = whole(x.integer(0), 1, n), groups = whole(x.integer(2), 1, n), kept = whole(x.integer(3), 1, groups);
+    whole(x.integer(1), 0, 1), whole(x.integer(4), 0, 1);
+    need(n % groups == 0 && k <= kept * (n / groups) && (groups == 1 || n / groups > 1), "its groups do not fit its experts");
+    need(x.out().size() == k && x.out(1).size() == k, "it chooses another number of experts");
+    vector(x, 0, n, false);
   }
   void filter(const Instruction& x) const {
     counts(x, 1, 1, 4, 0, 1);

@@ -40,6 +40,7 @@ struct Frame {
   std::vector<Levels> levels;  // of each slot
   float* parts = nullptr;      // softmax: parts of each query, `ld_parts` a row
   Index ld_parts = 0;
+  char* experts = nullptr;     // places of rows by expert
 
   Frame(Scratch& scratch, const Call& call, Index rows);
 };

@@ -11,9 +11,9 @@ namespace tarnn::runtime {
 
 /// What an instruction does. Those before `first_of_rows` spread over tasks, and each begins a phase; the others act on rows.
 enum class Kind : Index {
-  nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head, hybrid,
+  nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head, hybrid, experts,
   first_of_rows,
-  embed = first_of_rows, angles, norm, combine, rotate, features, head_product, to_bytes, filter_rows, clamp,
+  embed = first_of_rows, angles, norm, combine, rotate, features, head_product, to_bytes, filter_rows, clamp, route,
   count
 };
 
@@ -107,6 +107,6 @@ struct Table {
 /// Checks and reads. Throws std::runtime_error with one sentence.
 Program read_program(const Index* numbers, Index count, const void* block, Index bytes, const std::vector<Table>& tables);
 
-constexpr Index program_version = 3;  // raise it with the order or the meaning of any number
+constexpr Index program_version = 4;  // raise it with the order or the meaning of any number
 
 }  // namespace tarnn::runtime

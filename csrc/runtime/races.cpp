@@ -68,12 +68,13 @@ bool mixture_clashes(const Phase& phase) {
 
 bool clashes(const Phase& phase, const Program& p, const Reader& reader) {
   Uses uses(p);
-  const bool panels = phase.op.kind == Kind::product || phase.op.kind == Kind::head;
+  const bool panels = phase.op.kind == Kind::product || phase.op.kind == Kind::head || phase.op.kind == Kind::experts;
   uses.add(phase.op, 1, panels);
   const auto never = [](const Use&, const Use&) { return false; };
   switch (phase.op.kind) {
     case Kind::nothing: return false;
     case Kind::product:
+    case Kind::experts:
     case Kind::head: return uses.clash(never);
     case Kind::filter: return uses.clash([](const Use& a, const Use& b) { return a.same(b); });
     case Kind::mix: return uses.clash(never) || mixture_clashes(phase);

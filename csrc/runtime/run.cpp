@@ -10,12 +10,22 @@ namespace tarnn::runtime {
 namespace {
 
 constexpr Index most_rows = 64;  // at once: their activations stay in the second level of cache
+constexpr Index most_spread = 16;  // times as many where experts share them out
+constexpr std::size_t most_room = std::size_t(1) << 28;  // bytes for more rows than `most_rows`
 
-/// How often threads of a team meet in one block: softmax twice, a phase of many rows once more for its rows.
+/// How often threads of a team meet in one block: softmax twice, experts up to five times, a phase of many rows once more for its rows.
 Index phases_of_block(const Program& p) {
   Index n = 0;
-  for (const Phase& phase : p.phases) n += phase.op.kind == Kind::softmax ? 3 : 2;
+  for (const Phase& phase : p.phases) n += phase.op.kind == Kind::experts ? 6 : phase.op.kind == Kind::softmax ? 3 : 2;
   return n + 1;  // the head moves rows first
+}
+
+/// Experts for each that a row chooses: as many times more rows go at once, so that a panel of an expert is read for as many as another panel is.
+Index spread_of(const Program& p) {
+  Index most = 1;
+  for (const Phase& phase : p.phases)
+    if (phase.op.kind == Kind::experts) most = std::max(most, static_cast<Index>(phase.op.matrices.size()) / 2 / phase.op.in(1).size());
+  return std::min(most, most_spread);
 }
 
 }  // namespace
@@ -25,7 +35,7 @@ std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, co
   auto opened = std::make_shared<Opened>();
   opened->tables = std::move(tables);
   opened->program = read_program(numbers, count, block, bytes, opened->tables);
-  opened->phases_of_block = phases_of_block(opened->program);
+  opened->phases_of_block = phases_of_block(opened->program), opened->spread = spread_of(opened->program);
   opened->kept = std::move(kept);
   return opened;
 }
@@ -53,7 +63,8 @@ void check_tokens(const Opened& opened, const Call& c) {
 
 void run_blocks(const std::shared_ptr<ProgramJob>& job) {
   const RuntimeKernel& kernel = *kernels().runtime;
-  const Index each = job->rows_of_block;
+  Index each = std::min(job->call.num_rows, job->rows_of_block * job->opened->spread);
+  while (each > job->rows_of_block && kernel.room(job->call, each) > most_room) each = std::max(job->rows_of_block, each / 2);
   const std::size_t room = kernel.room(job->call, each), own = kernel.own_room(job->call);
   const std::size_t bytes = room + own * static_cast<std::size_t>(job->members);
   thread_local ThreadMemory memory;

@@ -13,6 +13,7 @@ struct Opened {
   std::vector<Table> tables;
   std::shared_ptr<const void> kept;
   Index phases_of_block = 0;
+  Index spread = 1;  // times as many rows go at once as without experts
 };
 
 /// Checks and reads a program. Throws std::runtime_error with one sentence.
@@ -23,7 +24,7 @@ std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, co
 struct ProgramJob : Job {
   ProgramJob(Index num_phases, Index num_members) : Job(num_phases, num_members) {}
   std::shared_ptr<const Opened> opened;
-  Index rows_of_block = 1;
+  Index rows_of_block = 1;  // at least so many, if there are as many
   Call call{};
   std::vector<Index> sequences, starts, positions;
   std::vector<Memory> memories;

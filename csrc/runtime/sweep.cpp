@@ -1,5 +1,6 @@
 // One block of rows through the phases of a program. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include "runtime/instructions/delta.h"
+#include "runtime/instructions/experts.h"
 #include "runtime/instructions/features.h"
 #include "runtime/instructions/filter.h"
 #include "runtime/instructions/hybrid.h"
@@ -26,6 +27,7 @@ void run_rows(const Instruction& x, const View& at, Index row, Index rows) {
     case Kind::rotate: rotate(x, at, i); break;
     case Kind::clamp: clamp(x, at, i); break;
     case Kind::to_bytes: to_bytes(x, at, i); break;
+    case Kind::route: route(x, at, i); break;
     default: break;
   }
 }
@@ -51,6 +53,8 @@ std::size_t scratch_of(const Instruction& x) {
     case Kind::hybrid: HybridHead::Room(counting, x), Softmax::Room(counting, x); break;
     case Kind::features: FeatureRoom(counting, x, rows_at_once); break;
     case Kind::head_product: counting.take<float>(rows_at_once * panel); break;
+    case Kind::route: RouteRoom(counting, x); break;
+    case Kind::experts:
     case Kind::product: counting.take<float>(2 * rows_a_product * panel); break;
     default: break;
   }
@@ -65,13 +69,19 @@ void lay_out_own(Scratch& scratch, const Program& p, const std::vector<Index>& l
   own.scratch = scratch.take<char>(static_cast<Index>(most));
 }
 
-/// Memory that the frame shares besides its slots: the parts of softmax, and the rows of the head.
+/// Memory that the frame shares besides its slots: the parts of softmax, and the places of rows by expert.
 void lay_out_parts(Scratch& scratch, const Call& c, Index rows, Frame& frame) {
   each_instruction(*c.program, [&](const Instruction& x) {
     if (x.kind == Kind::softmax) frame.ld_parts = std::max(frame.ld_parts, Softmax::parts_of_row(x, c));
     if (x.kind == Kind::hybrid) frame.ld_parts = std::max(frame.ld_parts, HybridHead::parts_of_row(x, c));
   });
   frame.parts = scratch.take<float>(rows * frame.ld_parts);
+  std::size_t most = 0;
+  each_instruction(*c.program, [&](const Instruction& x) {
+    Scratch counting(nullptr);
+    if (x.kind == Kind::experts) Places(counting, x, rows), most = std::max(most, counting.used());
+  });
+  frame.experts = scratch.take<char>(static_cast<Index>(most));
 }
 
 /// What one thread does for rows begin … begin + count − 1, together with the others of its team.
@@ -96,6 +106,7 @@ class Sweep {
       case Kind::product: return products(p.op, then);
       case Kind::softmax: return attend(p, then);
       case Kind::mix: return mix(p.op, then);
+      case Kind::experts: return experts(p.op, then);
       case Kind::head: return put_out(p.op);
       case Kind::filter: {
         const Index n = p.op.in().size();
@@ -208,8 +219,14 @@ class Sweep {
     const Operand& out = x.out(j);
     const Index ld = at.ld(out);
     float* to = at.at(out, row) + i * panel;
+    panel_of(w, f, x.integer(3 * j + 1) != 0, in, i, to, ld);
+  }
+
+  /// Panel i of f(W x), or where the panels of two take turns of f(W x) ⊙ V x.
+  void panel_of(const Matrix& w, Function f, bool in_turns, const Rows& in, Index i, float* to, Index ld) {
     const bool dots = frame_.program.dot_products;
-    if (!x.integer(3 * j + 1)) {
+    Index rows = in.count;
+    if (!in_turns) {
       product(w, dots, in, i, to, ld);
       if (f == Function::identity) return;
       for (; rows > 0; --rows, to += ld)
@@ -220,6 +237,73 @@ class Sweep {
     for (Index half = 0; half < 2; ++half) product(w, dots, in, 2 * i + half, both + half * panel, 2 * panel);
     for (; rows > 0; --rows, both += 2 * panel, to += ld)
       for (Index c = 0; c < panel; c += width<float>) store(to + c, function_of(f, load(both + c)) * load(both + panel + c));
+  }
+
+  /// Products of the experts that rows chose: rows are sorted by expert, so that each panel is read once for all of its rows, and what an expert makes
+  /// of a row is added in the order of the experts' numbers. operands: output, rows, numbers of their experts (ascending), their weights. matrices: of each
+  /// expert one behind the other: what makes its inner numbers, what makes its outputs. integers: a function, whether panels of two take turns in the first
+  /// matrices, which slot has the rows as bytes.
+  template <typename G>
+  void experts(const Instruction& x, G then) {
+    const View at = whole();
+    Scratch memory(frame_.experts);
+    const Places places(memory, x, count_);
+    const Rows given = rows_of(x.in(), x.integer(2));
+    const bool few = count_ <= rows_alone;
+    const auto gather = [&](Index place) { places.gather(place, given, x.in().size()); };
+    if (count_ > 1) {
+      team_.phase(1, [&](Index) {
+        places.sort(x, at);
+        for (Index i = 0; few && i < places.count(); ++i) gather(i);
+      }, [] {});
+      if (!few) over_places(places.count(), gather);
+    }
+    const auto matrix = [&](const Group& g, Index which) -> const Matrix& { return x.matrices[static_cast<std::size_t>(2 * g.expert + which)]; };
+    const bool in_turns = x.integer(1) != 0;
+    const Index panels = x.matrices[0].panels() / (in_turns ? 2 : 1);
+    team_.phase(places.most_groups() * panels, [&](Index i) {
+      if (i / panels >= places.groups()) return;
+      const Group g = places.group(i / panels, x, at);
+      over_parts(g.rows, [&](Index row, Index rows) {
+        float* to = places.inner(g.first + row) + i % panels * panel;
+        panel_of(matrix(g, 0), static_cast<Function>(x.integer(0)), in_turns, places.in(g, row, rows, given), i % panels, to, places.ld());
+      });
+    }, [&] {
+      for (Index i = 0; few && places.rounds() && i < places.count(); ++i) places.round(i);
+    });
+    if (!few && places.rounds()) over_places(places.count(), [&](Index i) { places.round(i); });
+    const Index ld = at.ld(x.out());
+    phase(x.matrices[1].panels(), [&](Index i) {
+      float *out = at.at(x.out(), 0) + i * panel, *made = reinterpret_cast<float*>(own_.scratch);
+      for (Index row = 0; row < count_; ++row) std::fill_n(out + row * ld, panel, 0.f);
+      for (Index j = 0; j < places.groups(); ++j) {
+        const Group g = places.group(j, x, at);
+        over_parts(g.rows, [&](Index row, Index rows) {
+          product(matrix(g, 1), frame_.program.dot_products, places.between(g, row, rows), i, made, panel);
+          for (Index r = 0; r < rows; ++r) {
+            const Index place = g.first + row + r;
+            const float weight = places.weight(place, x, at);
+            float *to = out + places.row(place) * ld, *from = made + r * panel;
+            for (Index c = 0; c < panel; c += width<float>) store(to + c, load(to + c) + load(from + c) * weight);
+          }
+        });
+      }
+    }, then);
+  }
+
+  /// f(first row, rows), of rows that are multiplied with a panel one part after the other.
+  template <typename F>
+  static void over_parts(Index all, F f) {
+    const Index parts = (all + rows_a_product - 1) / rows_a_product, each = (all + parts - 1) / parts;
+    for (Index row = 0; row < all; row += each) f(row, smaller(each, all - row));
+  }
+
+  /// f(place), some to a task.
+  template <typename F>
+  void over_places(Index places, F f) {
+    team_.phase((places + rows_a_task - 1) / rows_a_task, [&](Index task) {
+      for (Index i = task * rows_a_task; i < smaller(places, (task + 1) * rows_a_task); ++i) f(i);
+    }, [] {});
   }
 
   Rows rows_of(const Operand& x, Index bytes) const {

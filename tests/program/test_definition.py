@@ -5,10 +5,9 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from support.drawn_programs import VOCABULARY, drawn_program
 
-from tarnn.program.definition import new_states, run
+from tarnn.program.definition import OF_TOKENS, new_states, run
 from tarnn.program.recording import Recorder
 from tarnn.program.recurrent import RECURRENT
-from tarnn.program.row_wise import ROW_WISE
 
 SEEDS = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -93,7 +92,8 @@ def test_float32_is_near_float64(seed):
 def test_any_device_and_type(seed):
     """Everything is computed where the ids are: a tensor elsewhere would be refused."""
     program = drawn_program(seed)
-    assume(all(x.kind != "hybrid" for x in program.instructions))  # which reads how many tokens there were
+    looks = {"hybrid", "experts"}  # at how many tokens there were, and at which experts were chosen
+    assume(all(x.kind not in looks for x in program.instructions))
     for device, dtype in (("meta", torch.float64), ("cpu", torch.bfloat16)):
         states = new_states(program, 2, dtype=dtype, device=device)
         rows = [x.to(device) for x in ids(3, 1)]
@@ -105,7 +105,7 @@ def test_any_device_and_type(seed):
 
 def test_drawn_programs_hold_every_instruction():
     kinds = {x.kind for seed in range(60) for x in drawn_program(seed).instructions}
-    assert kinds == {*RECURRENT, *ROW_WISE}
+    assert kinds == {*RECURRENT, *OF_TOKENS}
 
 
 def test_too_many_positions_are_refused():

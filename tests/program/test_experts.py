@@ -1,12 +1,18 @@
-"""Routers and experts: their definition against formulas token by token, and what is refused."""
+"""Routers and experts: the definition against formulas token by token, the compiled ones against it, what is refused."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.drawn_programs import eighths
 
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.program.definition import new_states, run
 from tarnn.program.experts import Expert, experts, route
-from tarnn.program.recording import ProgramError, Recorder
+from tarnn.program.recording import ProgramError, Recorder, norm, product
+from tarnn.program.runtime import Runtime
+
+needs_kernels = pytest.mark.skipif(not library.available(), reason="the compiled kernels can't be used")
 
 T, N, M, E = 11, 6, 5, 8  # tokens, channels, inner channels, experts
 GENERATOR = torch.Generator().manual_seed(3)
@@ -136,3 +142,64 @@ def test_refused(case):
     build, message = REFUSED[case]
     with pytest.raises(ProgramError, match=message):
         build(Recorder().embed(torch.ones(3, 8)))
+
+
+def recorded(n, m, num_experts, k, *, gated=True, groups=1):
+    """A layer of experts with a residual connection, whose router reads exact numbers."""
+    generator = torch.Generator().manual_seed(num_experts)
+
+    def weight(*shape):
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    x = Recorder().embed(eighths(3 * weight(40, n)))
+    logits = product(x, eighths(4 * weight(num_experts, n)), exact=True)
+    chosen, weights = route(logits, k, scores="sigmoid", bias=weight(num_experts), groups=groups)
+    some = [Expert(weight(m, n) if gated else None, weight(m, n), weight(n, m)) for _ in range(num_experts)]
+    y = norm(x + experts(x, chosen, weights, some), eps=1e-5)
+    return x.record.head(y, weight(40, n))
+
+
+@needs_kernels
+@pytest.mark.parametrize(("num_experts", "k", "groups"), [(1, 1, 1), (5, 5, 1), (32, 2, 1), (66, 3, 3)])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("weights", FORMATS)
+def test_compiled(num_experts, k, groups, weights, threads):
+    """A long prompt in one block of rows that many share, steps, and company: one row's bits are its own."""
+    program = recorded(20, 70, num_experts, k, groups=groups, gated=k < 3)
+    ids = torch.randint(40, (2, 150), generator=torch.Generator().manual_seed(k))
+    exact, _ = run(program, ids, new_states(program, 2), positions=[0, 0])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        runtime = Runtime(program, weights)
+        logits, _ = runtime.prefill(ids, runtime.new_state(2), every=True)
+        (alone,), _ = runtime.prefill(ids[1:, :3], state := runtime.new_state(1), every=True, inplace=True)
+        more = [runtime(token[None], state, inplace=True)[0] for token in ids[1, 3:9]]
+    finally:
+        torch.set_num_threads(before)
+    most = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.05, "int4": 0.3}[weights]
+    assert (logits - exact).square().mean().sqrt() < most * exact.square().mean().sqrt()
+    assert torch.equal(torch.cat([alone, *more]), logits[1, :9])
+
+
+@needs_kernels
+def test_three_phases():
+    """The router, experts, and the head; the embedding has the first."""
+    assert Runtime(recorded(20, 70, 5, 2)).num_phases == 4
+
+
+@needs_kernels
+def test_numbers_that_are_none_stay_within_memory():
+    """NaN and infinities in logits, and so in weights: other rows keep their bits."""
+    record = Recorder()
+    x = record.embed(torch.ones(3, 8))
+    y = experts(x, *route(x, 3), [expert(8, 5)] * 8)
+    runtime = Runtime(program := record.head(y, torch.eye(8)))
+    table = runtime.packed.tables[0]
+    expected, _ = runtime.prefill(torch.tensor([[0, 1, 2]]), runtime.new_state(1), every=True)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        table[1] = value
+        found, _ = runtime.prefill(torch.tensor([[0, 1, 2]]), runtime.new_state(1), every=True)
+        assert not found[0, 1].isfinite().all()
+        assert torch.equal(found[0, ::2], expected[0, ::2])
+    assert program.num_outputs == 8

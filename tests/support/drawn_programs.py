@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tarnn.program.experts import Expert, experts, route
 from tarnn.program.hybrid import REACHES, hybrid
 from tarnn.program.instructions import Program
 from tarnn.program.recording import (
@@ -55,14 +56,17 @@ class Drawn:
         for _ in range(self.random.randint(1, 3)):
             mixer = self.random.choice(MIXERS)
             x = x + self.into(mixer(self, self.normed(x)), n)
-            x = x + self.mlp(self.normed(x))
+            x = x + self.random.choice([self.mlp, self.mlp, self.experts])(self.normed(x))
         bias = self.random.choice([None, self.weight(VOCABULARY)])
         return self.record.head(self.normed(x), self.weight(VOCABULARY, n), bias)
 
     def embed(self, n: int) -> Register:
         places = self.weight(64, 5, scale=1) if self.random.random() < 0.5 else None
         tokens = self.weight(VOCABULARY, n - 5 * (places is not None), scale=1)
-        return self.record.embed(tokens, scale=1.5, places=places, width=n)
+        if places is not None:
+            places = eighths(places)
+        self.embedded = self.record.embed(eighths(tokens), scale=1.5, places=places, width=n)
+        return self.embedded
 
     def normed(self, x: Register) -> Register:
         gain = 1 + self.weight(x.size, scale=0.2)
@@ -79,6 +83,26 @@ class Drawn:
             [0.5, self.weight(14, scale=1), self.into(x, 14), apply(self.into(x, 1), "sigmoid")]
         )
         return self.into(up, x.size)
+
+    def experts(self, x: Register) -> Register:
+        """Draw a router of the embedding, whose logits are exact in every format, and experts that share one."""
+        n, groups, function = (
+            self.random.choice([6, 8, 70]),
+            self.random.choice([1, 1, 2]),
+            self.random.choice(FUNCTIONS),
+        )
+        logits = product(self.embedded, eighths(self.weight(n, self.embedded.size, scale=0.5)), exact=True)
+        scores, k = self.random.choice(["softmax", "sigmoid"]), self.random.randint(1, 3)
+        bias = self.weight(n, scale=1) if scores == "sigmoid" else None
+        options = {"normalize": self.random.random() < 0.5, "eps": 1e-3, "scale": 1.5}
+        chosen, weights = route(logits, k, scores=scores, bias=bias, groups=groups, **options)
+        m, gated = self.random.choice([14, 70]), self.random.random() < 0.7
+        some = [
+            Expert(self.weight(m, x.size) if gated else None, self.weight(m, x.size), self.weight(x.size, m))
+            for _ in range(n)
+        ]
+        y = experts(x, chosen, weights, some, function=function)
+        return y + self.into(apply(self.into(x, 14), "silu"), x.size) * apply(self.into(x, 1, exact=True), "sigmoid")
 
     def qkv(self, x: Register, q_heads: int, k_heads: int, v_heads: int, d: int, e: int) -> list[Register]:
         sizes = ((q_heads, d), (k_heads, d), (v_heads, e))
@@ -191,6 +215,11 @@ class Drawn:
 MIXERS = (
     Drawn.softmax, Drawn.gated_softmax, Drawn.linear, Drawn.state_space, Drawn.delta, Drawn.low_rank_delta, Drawn.hybrid,
 )  # fmt: skip
+
+
+def eighths(x: Tensor) -> Tensor:
+    """Round to multiples of ⅛, which a few products leave exact."""
+    return (x * 8).round() / 8
 
 
 def drawn_program(seed: int) -> Program:

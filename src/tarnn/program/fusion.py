@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tarnn.numerics import default_eps
+from tarnn.program.experts import SCORES, Expert
 from tarnn.program.instructions import Instruction, Program, View
 from tarnn.program.map_numbers import PLAIN, Numbers, hybrid_numbers, map_numbers, relative
 from tarnn.program.recording import FUNCTIONS
@@ -24,7 +25,7 @@ OTHERS = ("none", "same", "per_head", "channels", "all", "heads", "number")
 class Operation:
     """One instruction of the runtime. products: matrices y = W x + bias of one input; in_turns: the panels of two take turns.
 
-    function: of a product's outputs. vectors, integers, numbers: in the order in which the kind has them.
+    function: of a product's outputs. experts: their matrices. vectors, integers, numbers: in the kind's order.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Operation:
     exact: bool = False
     function: str = "identity"
     heads: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # matrices of each head
+    experts: list[Expert] = field(default_factory=list)
     vectors: list[Tensor | None] = field(default_factory=list)
     integers: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
@@ -94,6 +96,21 @@ class Fusion:
     def _head_product(self, x: Instruction) -> None:
         heads = x.weights["weight"], x.weights.get("bias")
         self._put(Operation("head_product", list(x.outputs), list(x.inputs), heads=[heads]))
+
+    def _route(self, x: Instruction) -> None:
+        n = x.numbers
+        made = Operation("route", list(x.outputs), list(x.inputs), vectors=[x.weights.get("bias")])
+        integers = [n["k"], SCORES.index(str(n["scores"])), n["groups"], n["groups_kept"], n["normalize"]]
+        made.integers = [int(i) for i in integers]  # type: ignore[arg-type]
+        made.numbers = [float(n[name]) for name in ("eps", "scale")]  # type: ignore[arg-type]
+        self._put(made)
+
+    def _experts(self, x: Instruction) -> None:
+        w, n = x.weights, int(x.numbers["experts"])  # type: ignore[arg-type]
+        made = Operation("experts", list(x.outputs), list(x.inputs))
+        made.experts = [Expert(w.get(f"gate.{i}"), w[f"up.{i}"], w[f"down.{i}"]) for i in range(n)]
+        made.integers = [FUNCTIONS.index(str(x.numbers["function"])), int(bool(x.numbers["gated"]))]
+        self._put(made)
 
     def _norm(self, x: Instruction) -> None:
         kind = ("rms", "layer", "l2", "length").index(x.numbers["kind"])

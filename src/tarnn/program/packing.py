@@ -3,6 +3,7 @@
 csrc/runtime/reader.cpp reads the numbers in the order in which they are written here, and checks them.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from tarnn.program.phases import Phases
 from tarnn.program.recording import FUNCTIONS, ProgramError
 from tarnn.program.slots import Slots
 
-VERSION = 3  # of the numbers; csrc/runtime/program.h has the same
+VERSION = 4  # of the numbers; csrc/runtime/program.h has the same
 NO_LIMIT = 2**62
 NUMBERS, GROWS, COUNTS = 0, 1, 2  # what a state has, as csrc/runtime/program.h says
 KINDS = [
@@ -29,6 +30,7 @@ KINDS = [
     "mix",
     "head",
     "hybrid",
+    "experts",
     "embed",
     "angles",
     "norm",
@@ -39,6 +41,7 @@ KINDS = [
     "to_bytes",
     "filter_rows",
     "clamp",
+    "route",
 ]
 
 
@@ -143,7 +146,7 @@ class Packer:
         wanted: dict[View, list[int]] = {}
         for i, phase in enumerate(self.phases):
             for x in phase.ops:
-                if x.kind in ("product", "head") and self._format_of(x) in ("int8", "int4"):
+                if x.kind in ("product", "head", "experts") and self._format_of(x) in ("int8", "int4"):
                     wanted.setdefault(_row(x.inputs[0]), []).append(i)
         for view, uses in sorted(wanted.items(), key=lambda item: home[item[0].register]):
             begin = home[view.register]
@@ -162,7 +165,8 @@ class Packer:
             return self._write(Operation("nothing", [], []))
         first = operations[0]
         if first.kind != "product":
-            return self._write(first)
+            read = [self._bytes(phase, first)] if first.kind in ("head", "experts") else []
+            return self._write(replace(first, integers=[*first.integers, *read]))
         matrices = self.matrices[phase]
         self._begin("product", [x.output for x in matrices], [x.operations[0].inputs[0] for x in matrices])
         self.block.numbers(len(matrices))
@@ -187,12 +191,18 @@ class Packer:
             block.numbers(*self.slots.place(x.inputs[0]))
         else:
             self._begin(x.kind, x.outputs, x.inputs)
-        block.numbers(1 if x.kind == "head" else len(x.heads))
+        block.numbers(1 if x.kind == "head" else len(x.heads) + 2 * len(x.experts))
         if x.kind == "head":
             block.matrix(*x.products[0], self._format_of(x))
-            integers = [self._bytes(len(self.phases) - 1, x)]
         for heads in x.heads:
             block.heads(*heads)
+        for expert in x.experts:
+            block.products(
+                [(w, None) for w in (expert.gate, expert.up) if w is not None],
+                self.format,
+                in_turns=expert.gate is not None,
+            )
+            block.matrix(expert.down, None, self.format)
         block.numbers(len(x.vectors))
         for vector in x.vectors:
             block.numbers(0 if vector is None else vector.numel())
