@@ -3,13 +3,14 @@
 csrc/runtime/reader.cpp reads the numbers in the order in which they are written here, and checks them.
 """
 
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.products import FORMATS, Block
+from tarnn.kernels.cpu.products import FORMATS, Block, same_numbers
 from tarnn.program.fusion import Fusion, Operation
 from tarnn.program.instructions import Program, StateSpec, View
 from tarnn.program.phases import Phases
@@ -112,15 +113,20 @@ class Packer:
         return self.exact if x.exact or x.kind == "head" else self.format
 
     def _group_products(self) -> dict[int, tuple[int, int]]:
-        """Products of one input, kept alike, are one matrix, which writes a register of their outputs side by side."""
+        """Products of one input, kept alike, are one matrix, which writes a register of their outputs side by side.
+
+        Weights that several products have are not put together with others, so that they are packed once.
+        """
         groups: dict[int, tuple[int, int]] = {}
+        uses = Counter(same_numbers(w) for x in self.fusion.operations for w, _ in x.products)
         for i, phase in enumerate(self.phases):
             found: dict[object, list[Operation]] = {}
             for x in phase.ops:
                 if x.kind == "product":
                     view = x.inputs[0]
                     alone = id(x) if x.in_turns else None
-                    key = view.register, view.offset, view.size, self._format_of(x), x.function, alone
+                    shared = uses[same_numbers(x.products[0][0])] > 1
+                    key = view.register, view.offset, view.size, self._format_of(x), x.function, alone, shared
                     found.setdefault(key, []).append(x)
             for operations in found.values():
                 output = operations[0].outputs[0]

@@ -103,7 +103,9 @@ class Phases:
         if x.kind in SPREADING:
             self._spread(x)
         elif not self._follow(x):
-            at = max((self._home[v.register] for v in x.inputs), default=0)
+            needed = [self._home[v.register] for v in x.inputs]
+            needed += [self._home[v.register] for v in x.outputs if v.register in self._home]  # the part before
+            at = max(needed, default=0)
             self._enter(self.phases[at].rows, x, at)
 
     def _enter(self, to: list[Operation], x: Operation, phase: int) -> None:

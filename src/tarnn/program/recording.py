@@ -169,6 +169,14 @@ def heads(x: Register, num_heads: int) -> Register:
     return Register(x.record, View(x.view.register, x.view.offset, num_heads, x.size // num_heads))
 
 
+def concat(*parts: Register) -> Register:
+    """Copy registers side by side into one."""
+    whole = parts[0].record.room(sum(x.size for x in parts))
+    for x, part in zip(parts, whole.split(*(x.size for x in parts)), strict=True):
+        x.record.add("apply", (x,), [part], numbers={"function": "identity"})
+    return whole
+
+
 def product(
     x: Register,
     weight: Float[Tensor, "o n"] | Float[Tensor, "blocks o n"],

@@ -38,6 +38,8 @@ class Block:
         self._parts: list[tuple[int, Tensor]] = []  # from which byte on
         # as the operator `pack` takes them
         self._matrices: list[tuple[Sequence[Tensor], bool, int, int, int, int]] = []
+        self._places: dict[object, list[int]] = {}  # of matrices that are in, their numbers in the plan
+        self._tensors: list[Tensor | None] = []  # of these, kept so that no other takes their place in memory
         self._size = 0
 
     @property
@@ -69,8 +71,15 @@ class Block:
         self.products([(weight, bias)], kind)
 
     def products(self, products: Sequence[tuple[Tensor, Tensor | None]], kind: str, *, in_turns: bool = False) -> None:
-        """Put in several products of one input as one: one behind the other, or 64 outputs of each in turns (equally many)."""
+        """Put in several products of one input as one: one behind the other, or 64 outputs of each in turns (equally many).
+
+        Products of the same tensors, kept alike, are there once.
+        """
         weights = [w for w, _ in products]
+        key = kind, in_turns, tuple(same_numbers(x) for pair in products for x in pair)
+        if key in self._places:
+            return self.numbers(*self._places[key])
+        begin = len(self._numbers)
         biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
         if in_turns:
             biases = [torch.stack([padded(b, PANEL).view(-1, PANEL) for b in biases], 1).flatten()]
@@ -82,6 +91,8 @@ class Block:
         scale = self._room(num_panels * PANEL * 4, kind == "int8")
         sums = self._room(num_panels * PANEL * 4, kind in ("int8", "int4"))
         self._matrices.append((weights, in_turns, FORMATS.index(kind), start, scale, sums))
+        self._tensors += [x for pair in products for x in pair]
+        self._places[key] = self._numbers[begin:]
 
     def bytes(self) -> Tensor:
         """Return the block, uint8, in large pages where the system has them, and with room to read beyond its end."""
@@ -107,6 +118,11 @@ class Block:
 
     def _num_bytes(self) -> int:
         return self._size + PANEL * 4
+
+
+def same_numbers(x: Tensor | None) -> object:
+    """Return what is equal for views of the same numbers in memory."""
+    return None if x is None else (x.data_ptr(), x.dtype, tuple(x.shape), x.stride())
 
 
 def _packable(weights: Sequence[Tensor]) -> list[Tensor]:
