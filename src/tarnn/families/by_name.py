@@ -10,6 +10,9 @@ from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 
 FAMILIES = {  # model_type: the file of this package that reads it
+    "bamba": "bamba",
+    "falcon_h1": "falcon_h1",
+    "granitemoehybrid": "granitemoehybrid",
     "lfm2": "lfm2",
     "lfm3": "lfm3",
     "llama": "llama",
@@ -21,7 +24,9 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "qwen3_next": "qwen3_next",
     "olmo_hybrid": "olmo_hybrid",
     "mamba2": "mamba2",
+    "nemotron_h": "nemotron_h",
     "rwkv7": "rwkv7",
+    "zamba2": "zamba2",
     "tarnn": "own.text",
     "tarnn_image": "own.images",
 }

@@ -51,7 +51,7 @@ class Converted:
                 config.refuse(f"{CONVERTED}, layers", layers, f"objects under layers from 0 to {count - 1}")
         return cls(stored, kind, f"{config.place}, {CONVERTED}")
 
-    def attend(self, q: Register, k: Register, v: Register, w: Weights) -> Register:
+    def attend(self, q: Register, k: Register, v: Register, w: Weights, scale: float) -> Register:
         """Write the attention of the next layer. w: the tensors that it has besides its projections."""
         options = Config({**self.common, **self.layers.get(str(self.number), {})}, self.place)
         self.number += 1
@@ -72,7 +72,7 @@ class Converted:
             far = {side: numbers_of(phi, k.width, side) for side in ("queries", "keys")}
             far |= {"far_bias": far_bias, "far_until": far_until, "log_features": phi.log_features}
         try:
-            return hybrid(q, k, v, reach=reach, scale=q.width**-0.5, window=window, sinks=sinks, **far)
+            return hybrid(q, k, v, reach=reach, scale=scale, window=window, sinks=sinks, **far)
         except ProgramError as error:
             raise UserError(f"{self.place}: {error}") from error
 

@@ -1,12 +1,13 @@
 """Parts that many families are built of, written into a program with the names that transformers gives their tensors."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.families.config import Config
+from tarnn.families.config import REQUIRED, Config
 from tarnn.families.converted import Converted
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -45,10 +46,23 @@ def dense(x: Register, w: Weights, name: str, outputs: int, *, bias: bool = Fals
     return product(x, w.get(f"{name}.weight", (outputs, x.size)), b, **options)
 
 
-def rms(x: Register, w: Weights, name: str, eps: float, *, from_one: bool = False) -> Register:
-    """Divide each head by its root mean square. from_one: what is multiplied with is 1 + `name.weight`."""
+def rms(x: Register, w: Weights, name: str, eps: float, *, from_one: bool = False, scale: float = 1.0) -> Register:
+    """Divide each head by its root mean square. from_one: what is multiplied with is 1 + `name.weight`. scale: of outputs."""
     gain = w.get(f"{name}.weight", (x.width,))
-    return norm(x, 1 + gain.float() if from_one else gain, eps=eps)
+    gain = 1 + gain.float() if from_one else gain
+    return norm(x, gain if scale == 1 else gain.float() * scale, eps=eps)
+
+
+def times(x: Register, number: float) -> Register:
+    """Multiply by a number of the config, which most models leave at 1."""
+    return x if number == 1 else x * number
+
+
+def qkv(x: Register, w: Weights, sizes: Heads, *, bias: bool = False) -> tuple[Register, Register, Register]:
+    """Compute queries, keys and values."""
+    names = (("q", sizes.queries), ("k", sizes.keys), ("v", sizes.keys))
+    q, k, v = (heads(dense(x, w, f"{name}_proj", n * sizes.width, bias=bias), n) for name, n in names)
+    return q, k, v
 
 
 def swiglu(x: Register, w: Weights, inner: int, *, bias: bool = False) -> Register:
@@ -57,18 +71,44 @@ def swiglu(x: Register, w: Weights, inner: int, *, bias: bool = False) -> Regist
     return dense(apply(gate, "silu") * up, w, "down_proj", x.size, bias=bias)
 
 
-def attend(
-    q: Register, k: Register, v: Register, w: Weights, frequencies: Float[Tensor, " p"] | None = None
-) -> Register:
-    """Attend by softmax over all tokens so far, scaled by 1/√d; q and k rotated first, if there are frequencies.
+def kinds_of_layers(
+    config: Config, names: Mapping[str, str], default: Sequence[str] | None, length: int | None = None
+) -> list[str]:
+    """Return the kind of each layer, as `layer_types` or `layers_block_type` lists them. names: their names → ours.
 
-    In a converted model: as its config says. w: the weights of the layer's attention.
+    length: how many there must be; None: any number. Raises UserError where both lists are there and differ.
+    """
+    lists = [(key, config.get(key)) for key in ("layer_types", "layers_block_type")]
+    listed = [(key, x) for key, x in lists if x is not None] or [("layer_types", default)]
+    kinds = []
+    for key, some in listed:
+        many = len(some) if isinstance(some, list) and length is None else length
+        chosen = config.choices(key, *names, default=default or REQUIRED, length=many or 0)
+        kinds.append([names[x] for x in chosen])
+    if kinds[0] != kinds[-1]:
+        config.refuse("layers_block_type", listed[-1][1], "as layer_types, where both are there,")
+    return kinds[0]
+
+
+def attend(
+    q: Register,
+    k: Register,
+    v: Register,
+    w: Weights,
+    frequencies: Float[Tensor, " p"] | None = None,
+    *,
+    scale: float | None = None,
+) -> Register:
+    """Attend by softmax over all tokens so far; q and k rotated first, if there are frequencies.
+
+    In a converted model: as its config says. w: the weights of the layer's attention. scale: of products; None: 1/√d.
     """
     if frequencies is not None:
         q, k = rotate(q, frequencies), rotate(k, frequencies)
+    scale = q.width**-0.5 if scale is None else scale
     if (converted := q.record.converted) is not None:
-        return converted.attend(q, k, v, w.under("tarnn."))
-    return softmax(q, k, v, q.record.state("KVCache"), scale=q.width**-0.5)
+        return converted.attend(q, k, v, w.under("tarnn."), scale)
+    return softmax(q, k, v, q.record.state("KVCache"), scale=scale)
 
 
 def head(x: Register, config: Config, weights: Weights, embeddings: str, *, tied: bool | None = None) -> Program:

@@ -136,6 +136,16 @@ class Weights:
             )
         return x
 
+    def same(self, name: str, other: "Weights") -> None:
+        """Mark `name` of other weights, of the same source, which must have the numbers that it has here."""
+        other.skip(name)
+        ours, theirs = self._source.read(self._prefix + name), other._source.read(other._prefix + name)
+        if ours.shape != theirs.shape or not torch.equal(ours, theirs):
+            raise UserError(
+                f"{self.place} has other numbers in {other._prefix}{name} than in {self._prefix}{name}, which are one "
+                f"shared tensor. {FOREIGN}"
+            )
+
     def used(self) -> dict[str, Tensor]:
         """Return the tensors that were taken, by their whole names; of tied ones the first."""
         return {name: self._source.read(name) for name in sorted(self._source.used)}

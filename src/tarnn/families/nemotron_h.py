@@ -1,0 +1,98 @@
+"""Nemotron-H (NVIDIA 2025, arXiv 2504.03624): Mamba-2's mixers, softmax without positions, and MLPs in turns.
+
+Each layer has one of them behind a norm. Δ is at least `time_step_min`, in prompts and in steps. An MLP is W relu(V x)².
+"""
+
+import math
+
+from tarnn.errors import UserError
+from tarnn.families.config import Config
+from tarnn.families.mamba2 import Mamba2Sizes, groups_of, limit_of_steps, mixer
+from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
+from tarnn.families.weights import Weights
+from tarnn.program.instructions import Program
+from tarnn.program.recording import Register, apply
+
+KINDS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
+FUNCTIONS = {"relu2": "squared_relu", "silu": "silu", "gelu": "gelu"}
+OF_EXPERTS = ("*routed*", "moe_*", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob")
+CHANGES_NOTHING = (  # transformers does not read them
+    *("chunk_size", "expand", "num_logits_to_keep", "num_query_groups", "mamba_proj_bias", "mamba_ssm_cache_dtype"),
+    *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps", "rope_theta", "partial_rotary_factor"),
+    *("time_step_floor", "time_step_max", "time_step_rank", "use_mamba_kernels"),
+)
+OF_DRAFTS = ("mtp_*", "num_nextn_predict_layers")
+
+
+def program(config: Config, weights: Weights) -> Program:
+    """Write the program of a folder."""
+    record, hidden = text_model(config), config.size("hidden_size")
+    config.choice("mamba_hidden_act", "silu")
+    config.choice("sliding_window", None)
+    config.choice("attention_bias", False)
+    eps, inner = config.number("layer_norm_epsilon", 1e-5, least=0), config.size("intermediate_size", 21504)
+    function, bias = FUNCTIONS[config.choice("mlp_hidden_act", *FUNCTIONS)], config.flag("mlp_bias", False)
+    c, sizes = mixer_sizes(config, eps), Heads.of(config, hidden, 128)
+    config.choice("attention_head_dim", sizes.width)
+    prefix = "model." if "model.embeddings.weight" in weights else "backbone."  # of a live model; in folders
+    name = f"{prefix}embeddings.weight"
+    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    for i, kind in enumerate(layer_kinds(config)):
+        w = weights.under(f"{prefix}layers.{i}.")
+        h, part = rms(x, w, "norm", eps), w.under("mixer.")
+        if kind == "M":
+            x = x + mixer(h, part, c)
+        elif kind == "*":
+            x = x + dense(attend(*qkv(h, part, sizes), part), part, "o_proj", hidden)
+        else:
+            x = x + mlp(h, part, inner, function, bias)
+    tied = config.choice("tie_word_embeddings", False)
+    done = head(rms(x, weights, f"{prefix}norm_f", eps), config, weights, name, tied=tied)
+    config.check_all_taken((*CHANGES_NOTHING, *OF_EXPERTS, *OF_DRAFTS, "auto_map"))
+    weights.check_all_taken("mtp.*")
+    return done
+
+
+def mixer_sizes(config: Config, eps: float) -> Mamba2Sizes:
+    """Return the sizes of the mixers."""
+    n, bias = config.size("mamba_num_heads", 128), config.flag("use_bias", False)
+    if limit_of_steps(config) != (0.0, math.inf):
+        config.refuse("time_step_limit", config.get("time_step_limit"), "[0, Infinity] (time_step_min alone counts)")
+    return Mamba2Sizes(
+        n,
+        config.size("mamba_head_dim", 64),
+        groups_of(config, "n_groups", n, 8),
+        state=config.size("ssm_state_size", 128),
+        taps=config.size("conv_kernel", 4, least=2),
+        eps=eps,
+        bias=bias,
+        out_bias=bias,
+        filter_bias=config.flag("use_conv_bias", True),
+        steps=(config.number("time_step_min", 1e-3, least=0), math.inf),
+    )
+
+
+def layer_kinds(config: Config) -> list[str]:
+    """Return what each layer has, as lists of names or `hybrid_override_pattern` say: M, *, - or E for experts."""
+    pattern = config.get("hybrid_override_pattern")
+    if pattern is None:
+        kinds = kinds_of_layers(config, KINDS, None)
+    elif not isinstance(pattern, str) or not pattern or set(pattern) - set(KINDS.values()):
+        config.refuse("hybrid_override_pattern", pattern, "a text of M, *, - and E")
+    else:
+        names = {letter: name for name, letter in KINDS.items()}
+        kinds = kinds_of_layers(config, KINDS, [names[x] for x in pattern], len(pattern))
+        if kinds != list(pattern):
+            config.refuse("hybrid_override_pattern", pattern, f"{''.join(kinds)!r}, as the list of layers says,")
+    config.choice("num_hidden_layers", len(kinds))
+    if "E" in kinds:
+        raise UserError(
+            f"{config.place}: layer {kinds.index('E')} has experts, which are not handled for this family yet; expected "
+            "mixers (M), softmax (*) and MLPs (-). Take a dense Nemotron-H."
+        )
+    return kinds
+
+
+def mlp(x: Register, w: Weights, inner: int, function: str, bias: bool) -> Register:
+    """Compute down(f(up x))."""
+    return dense(apply(dense(x, w, "up_proj", inner, bias=bias), function), w, "down_proj", x.size, bias=bias)
