@@ -26,6 +26,7 @@ SHORT = {  # as the folders of `tests/support/open_folders.py` are called
     "Qwen3-Next, dense": "Qwen3-Next",
     "Olmo-Hybrid-7B": "OLMo-hybrid",
     "Mamba-Codestral-7B": "Mamba-2",
+    "mamba-130m-hf": "Mamba",
 }
 OTHERS = {  # family: the tests of its columns, where they have other names
     "tarnn's own models of text": {

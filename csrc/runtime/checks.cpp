@@ -52,6 +52,8 @@ class Checks : Expectations {
       case Kind::delta: return delta(x);
       case Kind::low_rank_delta: return low_rank(x);
       case Kind::hybrid: return hybrid(x);
+      case Kind::selective_scan: return selective_scan(x);
+      case Kind::diagonal_scan: return diagonal_scan(x);
       case Kind::mix: return mix(x);
       case Kind::head: return head(x);
       case Kind::experts: return experts(x);
@@ -187,7 +189,7 @@ class Checks : Expectations {
   void linear(const Instruction& x) const {
     need(x.outputs == 1 && x.inputs() >= 3 && x.integers.size() == 7 && x.numbers.size() == 1, "it has other operands");
     const Index n = states_of(x), f = x.in(0).width, e = x.in(2).width, inputs = x.inputs();
-    whole(x.integer(0), 0, static_cast<Index>(Map::exp)), whole(x.integer(1), 0, 1);
+    whole(x.integer(0), 0, static_cast<Index>(Map::exp)), whole(x.integer(1), 0, 2);
     for (Index i = 2; i < 6; ++i) whole(x.integer(i), -1, inputs - (i == 5 ? 2 : 1));
     const bool keeps_z = whole(x.integer(6), 0, 1) != 0;
     if (x.integer(2) >= 0) of_states(x.in(x.integer(2)), n, f);
@@ -216,13 +218,28 @@ class Checks : Expectations {
     need(x.out().heads % phase_.units == 0, "its units do not fit its heads");
     state(x, 0, x.out().size() * x.out().width);
   }
+  void selective_scan(const Instruction& x) const {
+    counts(x, 1, 4, 0, 0, 1);
+    const Operand &u = x.in(0), &B = x.in(2);
+    same(u, x.in(1)), same(u, x.out()), same(B, x.in(3));
+    need(B.heads == u.heads, "its heads do not fit");
+    need(B.size() <= Reader::largest / whole_panels(u.width), "its states are too large");
+    vector(x, 0, B.size() * whole_panels(u.width), true);
+    state(x, 0, B.width * u.size());
+  }
+  void diagonal_scan(const Instruction& x) const {
+    counts(x, 1, 2, 1, 0, 1);
+    same(x.in(), x.in(1)), same(x.in(), x.out());
+    whole(x.integer(0), 0, 1);
+    state(x, 0, x.in().size());
+  }
   void mix(const Instruction& x) const {
     counts(x, x.outputs, 1, 0, 0, 1);
     for (Index i = 0; i < x.outputs; ++i) need(x.out(i).size() == x.in().size() && x.out(i).slot != x.in().slot, "a mixture has another size"), vector(x, i, x.in().size(), true);
     state(x, 0, x.in().size());
   }
   void head(const Instruction& x) const {
-    counts(x, 1, 1, 1);
+    counts(x, 1, 1, 1, 1);
     need(x.matrices.size() == 1 && x.matrices[0].inputs == x.in().size(), "it has another matrix");
     panels(x.out(), x.matrices[0].outputs), bytes(x.integer(0), x.matrices[0]);
   }

@@ -11,7 +11,7 @@ namespace tarnn::runtime {
 
 /// What an instruction does. Those before `first_of_rows` spread over tasks, and each begins a phase; the others act on rows.
 enum class Kind : Index {
-  nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head, hybrid, experts,
+  nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head, hybrid, experts, selective_scan, diagonal_scan,
   first_of_rows,
   embed = first_of_rows, angles, norm, combine, rotate, features, head_product, to_bytes, filter_rows, clamp, route,
   count

@@ -75,7 +75,9 @@ bool clashes(const Phase& phase, const Program& p, const Reader& reader) {
     case Kind::nothing: return false;
     case Kind::product:
     case Kind::experts:
+    case Kind::selective_scan:
     case Kind::head: return uses.clash(never);
+    case Kind::diagonal_scan:
     case Kind::filter: return uses.clash([](const Use& a, const Use& b) { return a.same(b); });
     case Kind::mix: return uses.clash(never) || mixture_clashes(phase);
     default: return units_clash(phase, p, reader);

@@ -6,6 +6,7 @@
 #include "runtime/instructions/hybrid.h"
 #include "runtime/instructions/linear.h"
 #include "runtime/instructions/low_rank_delta.h"
+#include "runtime/instructions/scan.h"
 #include "runtime/instructions/softmax.h"
 
 namespace tarnn::runtime {
@@ -112,6 +113,13 @@ class Sweep {
         const Index n = p.op.in().size();
         return over_states((n + panel - 1) / panel, [&](Index row, Index rows, Index i) {
           filter(p.op, whole(), row, rows, i * panel, smaller(panel, n - i * panel));
+        }, then);
+      }
+      case Kind::selective_scan: return over_states(channel_blocks(p.op.in()), [&](Index row, Index rows, Index i) { selective_scan(p.op, whole(), row, rows, i); }, then);
+      case Kind::diagonal_scan: {
+        const Index n = p.op.in().size();
+        return over_states((n + panel - 1) / panel, [&](Index row, Index rows, Index i) {
+          diagonal_scan(p.op, whole(), row, rows, i * panel, smaller(panel, n - i * panel));
         }, then);
       }
       default: return over_states(p.units, [&](Index row, Index rows, Index unit) { run_unit(p, row, rows, unit); }, then, p.op.kind == Kind::hybrid ? 1 : 4);
@@ -316,7 +324,8 @@ class Sweep {
     return in;
   }
 
-  /// The head, of all rows or of each sequence's last: these are moved to the front first. integers: which slot has its rows as bytes.
+  /// The head, of all rows or of each sequence's last: these are moved to the front first. integers: which slot has its rows as bytes. numbers: c, if outputs
+  /// are c tanh(y/c); else 0.
   void put_out(const Instruction& x) {
     const View at = whole();
     const Operand& in = x.in();
@@ -343,7 +352,11 @@ class Sweep {
     const Rows from = rows_of(in, bytes);
     const Index ld = at.ld(x.out());
     over_panels(w.panels(), [&](Index i, Index row, Index n) {
-      product(w, frame_.program.dot_products, from.part(row, n), i, at.at(x.out(), row) + i * panel, ld);
+      float* to = at.at(x.out(), row) + i * panel;
+      product(w, frame_.program.dot_products, from.part(row, n), i, to, ld);
+      if (const float cap = x.number(0); cap != 0.f)
+        for (; n > 0; --n, to += ld)
+          for (Index c = 0; c < panel; c += width<float>) store(to + c, tanh_of(load(to + c) / cap) * cap);
     }, [&](Index i) {
       Index to = begin_ + i;
       if (!all) {

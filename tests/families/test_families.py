@@ -37,6 +37,11 @@ VARIANTS = {  # other options that a family has
     "rotated by default": ("Olmo-Hybrid-7B", {"rope_parameters": None}),
     "β up to 1, biases": ("Olmo-Hybrid-7B", {"linear_allow_neg_eigval": False, "attention_bias": True}),
     "sizes by default": ("Olmo-Hybrid-7B", dict.fromkeys(("layer_types", "linear_key_head_dim", "linear_value_head_dim"))),
+    "biases, other sizes": ("mamba-130m-hf", {
+        "use_bias": True, "use_conv_bias": False, "state_size": 7, "conv_kernel": 3, "expand": 3, "intermediate_size": 96,
+        "d_inner": 96, "time_step_rank": "auto", "layer_norm_epsilon": 0.3, "tie_word_embeddings": False,
+    }),
+    "another eps of the parts": ("falcon-mamba-7b", {"mixer_rms_eps": 0.5, "use_bias": True, "expand": 2}),
     "biases, a group": ("Mamba-Codestral-7B", {"use_bias": True, "use_conv_bias": False, "n_groups": 1}),
     **SSD_VARIANTS,
 }  # fmt: skip
@@ -212,7 +217,9 @@ def test_the_config_that_transformers_writes(name, tmp_path):
 def test_greedy_tokens(name, folder):
     """Of 200 prompts, each next token is the most likely one here too."""
     prompts = torch.stack(rows(*[3] * 200))
-    written = model_of(name).generate(prompts, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0)
+    written = model_of(name).generate(
+        prompts, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=2
+    )
     logits = defined(open_program(folder), written[:, :-1])[:, 2:]
     logits[..., 2] = -torch.inf  # the end, which min_new_tokens does not allow
     assert torch.equal(logits.argmax(-1), written[:, 3:])

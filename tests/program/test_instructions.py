@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tarnn.feature_maps.by_name import make
 from tarnn.ops.delta import definition as delta_definition
 from tarnn.ops.linear import definition as linear_definition
+from tarnn.ops.scan import definition as scan_definition
 from tarnn.program.definition import new_states, run
 from tarnn.program.recording import (
     ProgramError,
@@ -29,6 +30,7 @@ from tarnn.program.recording import (
     rotate,
     softmax,
 )
+from tarnn.program.scans import diagonal_scan, selective_scan
 
 T, START = 7, 5  # tokens, and the first one's position
 GENERATOR = torch.Generator().manual_seed(0)
@@ -312,6 +314,86 @@ def test_low_rank_delta():
     r, d, k, v, a, b = (y.transpose(0, 1)[None] for y in parts(x, *shapes))
     expected, _ = delta_definition.low_rank_delta(r, k, v, a, b, log_decay=-F.softplus(d), scale=1.0)
     torch.testing.assert_close(compute(x, build), expected[0].transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("grouping", HEADS)
+def test_linear_by_at_least_one(grouping):
+    """mLSTM: a denominator of either sign, whose size is one or more in true units."""
+    h, g, m = HEADS[grouping]
+    n = max(g, m)
+    shapes = [(h, 4), (g, 4), (m, 5), (g, 1), (n, 1)]
+    x = randn(T, sum(a * b for a, b in shapes))
+
+    def build(record, register):
+        q, k, v, w, d = recorded(register, *shapes)
+        d, state = apply(d, "log_sigmoid"), record.state("LinearState")
+        return linear(q, k, v, state, log_decay=d, k_scale=w * 3, at_least_one=True, eps=1e-9)
+
+    q, k, v, w, d = (y.transpose(0, 1)[None] for y in parts(x, *shapes))
+    weight = (3 * w[..., 0]).repeat_interleave(n // g, 1)
+    options = {"causal": True, "normalize": False, "log_decay": F.logsigmoid(d[..., 0]), "key_log_weight": weight}
+    above, below = (linear_definition.quadratic(q, k, y, **options) for y in (v, torch.ones_like(v)))
+    assert (below.abs() < 1).any()
+    assert (below < -1).any()
+    expected = above / below.abs().clamp(min=1)
+    torch.testing.assert_close(compute(x, build), expected[0].transpose(0, 1).flatten(1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_selective_scan(n):
+    shapes = [(n, 5), (n, 5), (n, 4), (n, 4)]
+    x, A = randn(T, n * 18), -randn(n * 5, 4).abs()
+
+    def build(record, register):
+        u, dt, B, C = recorded(register, *shapes)
+        return selective_scan(u, apply(dt, "softplus"), B, C, A, record.state("FilteredScanState"))
+
+    u, dt, B, C = parts(x, *shapes)
+    of_heads = zip(u.unbind(1), F.softplus(dt).unbind(1), A.split(5), B.unbind(1), C.unbind(1), strict=True)
+    expected = [
+        scan_definition.selective_scan(a[None], b[None], r, c[None], d[None])[0][0] for a, b, r, c, d in of_heads
+    ]
+    torch.testing.assert_close(compute(x, build), torch.cat(expected, 1))
+
+
+@pytest.mark.parametrize("start", [0, START])
+def test_diagonal_scan(start):
+    """By √(1 − e^2a) all tokens but the first of a sequence."""
+    x = randn(T, 10)
+    record = Recorder()
+    inputs, a = record.embed(torch.zeros(1, 10)).split(5, 5)
+    a = apply(apply(a, "softplus"), "neg")
+    plain = diagonal_scan(inputs, a, record.state("ScanState"))
+    y = diagonal_scan(inputs, a, record.state("ScanState"), normalize=True)
+    program = record.head(plain + y * 2, torch.eye(5))
+    ids, states = torch.zeros(1, T, dtype=torch.int64), new_states(program, 1, dtype=torch.float64)
+    out, _ = run(program, ids, states, positions=[start], extra=x[None], dtype=torch.float64)
+    inputs, a = x[None, :, :5], -F.softplus(x[None, :, 5:])
+    factor = (1 - (2 * a).exp()).sqrt()
+    if start == 0:
+        factor[:, 0] = 1
+    plain, _ = scan_definition.diagonal_scan(inputs, a)
+    expected = plain + 2 * scan_definition.diagonal_scan(inputs * factor, a)[0]
+    torch.testing.assert_close(out, expected)
+
+
+def test_outputs_with_a_soft_cap():
+    x, (a, b) = randn(T, 6), (randn(4, 6), randn(4))
+    record = Recorder()
+    program = record.head(record.embed(torch.zeros(1, 6)), a, b, softcap=1.5)
+    ids = torch.zeros(1, T, dtype=torch.int64)
+    out, _ = run(program, ids, new_states(program, 1), positions=[0], extra=x[None], dtype=torch.float64)
+    torch.testing.assert_close(out[0], 1.5 * torch.tanh((x @ a.mT + b) / 1.5))
+
+
+def test_difference():
+    x = randn(T, 6)
+
+    def build(_, register):
+        a, b = register.split(3, 3)
+        return (1 - a) - b - 0.5
+
+    torch.testing.assert_close(compute(x, build), 0.5 - x[:, :3] - x[:, 3:])
 
 
 def of_map(name, **options):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from support.drawn_programs import VOCABULARY, drawn_program
+from support.drawn_programs import MIXERS, VOCABULARY, drawn_program
 
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
@@ -74,7 +74,7 @@ def test_bits_depend_on_the_row_alone(weights, seed, piece):
 @pytest.mark.parametrize("weights", FORMATS)
 def test_threads_do_not_change_bits(weights):
     rows, before = tokens(5), torch.get_num_threads()
-    runtimes = [Runtime(drawn_program(seed), weights) for seed in range(6)]
+    runtimes = [Runtime(drawn_program(seed), weights) for seed in range(len(MIXERS))]
     one = [read(x, rows) for x in runtimes]
     try:
         torch.set_num_threads(3)

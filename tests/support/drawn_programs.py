@@ -29,6 +29,7 @@ from tarnn.program.recording import (
     rotate,
     softmax,
 )
+from tarnn.program.scans import diagonal_scan, selective_scan
 
 VOCABULARY = 17
 FEATURES = {  # by function: further options
@@ -43,7 +44,7 @@ class Drawn:
     """One program in the making, from a seed."""
 
     def __init__(self, seed: int):
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.record = Recorder(limit=64)
 
@@ -53,12 +54,12 @@ class Drawn:
     def program(self) -> Program:
         n = self.random.choice([12, 20])
         x = self.embed(n)
-        for _ in range(self.random.randint(1, 3)):
-            mixer = self.random.choice(MIXERS)
+        for i in range(self.random.randint(1, 3)):
+            mixer = self.random.choice(MIXERS) if i else MIXERS[self.seed % len(MIXERS)]
             x = x + self.into(mixer(self, self.normed(x)), n)
             x = x + self.random.choice([self.mlp, self.mlp, self.experts])(self.normed(x))
-        bias = self.random.choice([None, self.weight(VOCABULARY)])
-        return self.record.head(self.normed(x), self.weight(VOCABULARY, n), bias)
+        bias, cap = self.random.choice([None, self.weight(VOCABULARY)]), self.random.choice([0.0, 2.0])
+        return self.record.head(self.normed(x), self.weight(VOCABULARY, n), bias, softcap=cap)
 
     def embed(self, n: int) -> Register:
         places = self.weight(64, 5, scale=1) if self.random.random() < 0.5 else None
@@ -138,6 +139,9 @@ class Drawn:
             other = {"denominator": (q, k)}
             q, k = (rotate(y, self.weight(1, scale=1).abs()) for y in (q, k))
         other["keep_z"] = positive or bool(scales) or self.random.random() < 0.5
+        other["at_least_one"] = self.random.random() < 0.3
+        positive = positive or other["at_least_one"]
+        other["keep_z"] = other["keep_z"] or positive
         log_decay = self.decay(x, max(k_heads, v_heads), q.width)
         kind = "LinearState" if other["keep_z"] else "DeltaState"
         return linear(q, k, v, self.record.state(kind), log_decay=log_decay, normalize=positive, **scales, **other)
@@ -211,9 +215,25 @@ class Drawn:
         b = a * apply(heads(self.into(second, 2), 2), "sigmoid")
         return low_rank_delta(r, decay, k, v, apply(a, "neg"), b, state)
 
+    def selective_scan(self, x: Register) -> Register:
+        """Draw channels of one head or several, more or fewer than a panel has."""
+        state, (n, width) = self.record.state("FilteredScanState"), self.random.choice([(1, 70), (2, 7), (3, 16)])
+        numbers = self.random.choice([1, 4, 7])
+        u = heads(filter(self.into(x, n * width), self.weight(n * width, 4, scale=0.5), state), n)
+        step, B, C = (heads(self.into(x, n * m, exact=m == width), n) for m in (width, numbers, numbers))
+        y = selective_scan(u, apply(step, "softplus"), B, C, -self.weight(n * width, numbers, scale=0.7).abs(), state)
+        return y * self.random.choice([apply(self.into(x, 1), "sigmoid"), 1 - y]) - u
+
+    def diagonal_scan(self, x: Register) -> Register:
+        state, n = self.record.state("FilteredScanState"), self.random.choice([5, 64, 70])
+        u = filter(self.into(x, n), self.weight(n, 3, scale=0.5), state, function="identity")
+        log_decay = apply(apply(self.into(x, n, exact=True), "softplus"), "neg")
+        return diagonal_scan(u, log_decay, state, normalize=self.random.random() < 0.5)
+
 
 MIXERS = (
     Drawn.softmax, Drawn.gated_softmax, Drawn.linear, Drawn.state_space, Drawn.delta, Drawn.low_rank_delta, Drawn.hybrid,
+    Drawn.selective_scan, Drawn.diagonal_scan,
 )  # fmt: skip
 
 
@@ -223,5 +243,5 @@ def eighths(x: Tensor) -> Tensor:
 
 
 def drawn_program(seed: int) -> Program:
-    """Record a program of one to three layers that the seed decides on."""
+    """Record a program of one to three layers that the seed decides on; as many seeds in a row as `MIXERS` have all kinds."""
     return Drawn(seed).program()

@@ -37,6 +37,7 @@ CONFIGS = {
     "Qwen3-Next": lambda: hf.Qwen3NextConfig(**HEADS, **DELTA, **DENSE),
     "OLMo-hybrid": lambda: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}),
     "LFM2": lambda: hf.Lfm2Config(**FILTERS),
+    "Mamba": lambda: hf.MambaConfig(**SIZE),
     "Mamba-2": lambda: hf.Mamba2Config(**SIZE, num_heads=8, head_dim=8, state_size=16, n_groups=2),
 }
 if hasattr(hf, "Lfm3Config"):  # from transformers 5.24 on

@@ -7,7 +7,7 @@
 namespace tarnn::runtime {
 namespace TARNN_ISA {
 
-/// integers: map of q and k (`Map`), normalize, which inputs are: the log-decay, the scales of q and of k, other q and k for the denominator
+/// integers: map of q and k (`Map`), normalize (2: by at least one), which inputs are: the log-decay, the scales of q and of k, other q and k for the denominator
 /// (−1: there are none), and whether z is kept. numbers: eps. vectors: a log-decay of each head. states: S, z, M.
 class LinearHeads {
  public:
@@ -78,7 +78,7 @@ class LinearHeads {
     p.before.S = memory_[0] + at_state * f * e, p.before.z = memory_[1] + at_state * f;
     if (memory_[2]) p.before.M = memory_[2] + at_state;
     p.after = p.before;
-    if (x_.integer(5) >= 0) fraction(row, h, p);
+    if (x_.integer(5) >= 0 || x_.integer(1) == 2) fraction(row, h, p);
     else step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, room_.step);
     if (x_.integer(3) >= 0 && !p.normalize) {
       const float* scale = at_.at(x_.in(x_.integer(3)), row) + h.query;
@@ -89,14 +89,17 @@ class LinearHeads {
     }
   }
 
-  /// S of q and k, and z of the others, whose fraction comes out.
+  /// S of q and k, and z of the others if there are any, whose fraction comes out; 2: the denominator is max(|den|, e^−M) + eps.
   void fraction(Index row, Heads h, const Step& p) {
     const Index f = p.f, e = p.e;
-    const Operand &q = x_.in(0), &dq = x_.in(x_.integer(5)), &dk = x_.in(x_.integer(5) + 1);
+    const Index others = std::max<Index>(0, x_.integer(5));
+    const Operand &q = x_.in(0), &dq = x_.in(others), &dk = x_.in(others + 1);
     float* M = static_cast<float*>(p.before.M);
     float M_out = 0;
     const float enter = step_factors<float>(p, 0, 0, 0.f, M ? *M : 0.f, room_.step.d, room_.step.keep, M_out);
     if (M) *M = M_out;
+    const bool at_least_one = x_.integer(1) == 2;
+    const float least = M ? exp_one<float>(std::max(-M_out, -87.f)) : 1.f;
     float* z = static_cast<float*>(p.before.z);
     const float *k = at_.at(x_.in(1), row) + h.key * f, *k_below = at_.at(dk, row) + h.key * f;
     for (Index i = 0; i < f; i += width<float>) {
@@ -109,7 +112,8 @@ class LinearHeads {
       float* S = static_cast<float*>(p.before.S);
       if (r == 0) update_state(f, e, room_.step.keep, room_.k, room_.v, above, S, S, room_.y);
       else read_columns(f, e, S, above, room_.y);
-      const float den = summed(f, [&](Index i) TARNN_LAMBDA { return read(below + i, f - i) * read(z + i, f - i); });
+      float den = summed(f, [&](Index i) TARNN_LAMBDA { return read(below + i, f - i) * read(z + i, f - i); });
+      if (at_least_one) den = std::max(std::abs(den), least) + x_.number(0);
       float* o = at_.at(x_.out(), row) + (h.s * h.each + r) * e;
       for (Index c = 0; c < e; ++c) o[c] = den == 0 ? 0.f : room_.y[c] / den;
     }

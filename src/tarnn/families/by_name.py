@@ -12,6 +12,7 @@ from tarnn.program.instructions import Program
 FAMILIES = {  # model_type: the file of this package that reads it
     "bamba": "bamba",
     "falcon_h1": "falcon_h1",
+    "falcon_mamba": "mamba",
     "granitemoehybrid": "granitemoehybrid",
     "lfm2": "lfm2",
     "lfm3": "lfm3",
@@ -23,6 +24,7 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
     "olmo_hybrid": "olmo_hybrid",
+    "mamba": "mamba",
     "mamba2": "mamba2",
     "nemotron_h": "nemotron_h",
     "rwkv7": "rwkv7",

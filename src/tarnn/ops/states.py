@@ -88,6 +88,14 @@ class ScanState(State):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class FilteredScanState(State):
+    """h of a scan whose inputs pass a filter, and the filter's last inputs; of a selective scan h lies number by number."""
+
+    h: Float[Tensor, "b c"] | Float[Tensor, "b n c"]
+    tokens: Float[Tensor, "b p c"]  # p = width of the filters − 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ConvolutionState(State):
     """The last w − 1 real tokens of each sequence, the oldest first, in the dtype of the inputs; zeros before the first.
 

@@ -8,6 +8,7 @@ through the tokens of one row in their order. Compiled runtimes are tested again
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -72,8 +73,9 @@ def over_rows(function: Recurrent, call: Call, inputs: Sequence[Tensor], rows: l
     """Compute each row by itself, and put its new states into `rows`."""
     indices, outputs = call.instruction.states, []
     parts = zip(*(x.split(call.tokens.lengths) for x in inputs), strict=True)
-    for row, of_row in zip(rows, parts, strict=True):
-        out, new = function(call, tuple(row[i] for i in indices), *of_row)
+    for row, of_row, positions in zip(rows, parts, call.tokens.positions.split(call.tokens.lengths), strict=True):
+        here = replace(call, tokens=replace(call.tokens, positions=positions))
+        out, new = function(here, tuple(row[i] for i in indices), *of_row)
         outputs.append(out)
         for i, x in zip(indices, new, strict=True):
             row[i] = x

@@ -3,6 +3,7 @@
 An `Operation` has the kinds, integers and numbers of csrc/runtime/program.h, but still reads and writes registers.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,7 @@ class Fusion:
 
     def _head(self, x: Instruction) -> None:
         self._put(Operation("head", list(x.outputs), list(x.inputs), [(x.weights["weight"], x.weights.get("bias"))]))
+        self.operations[-1].numbers = [float(x.numbers["softcap"])]  # type: ignore[arg-type]
 
     def _head_product(self, x: Instruction) -> None:
         heads = x.weights["weight"], x.weights.get("bias")
@@ -194,8 +196,9 @@ class Fusion:
             elif b.size == a.heads:
                 made.inputs.append(View(b.register, b.offset, a.heads, 1))
                 made.integers[3] = OTHERS.index("per_head")
-            else:
-                raise NotImplementedError(f"{operation} of one number per token")
+            else:  # one number per token: all heads are one
+                made.outputs, made.inputs = [y.as_row for y in made.outputs], [a.as_row, b.as_row]
+                made.integers[3] = OTHERS.index("per_head")
         elif "number" in x.numbers:
             made.integers[3], made.numbers = OTHERS.index("number"), [float(x.numbers["number"])]  # type: ignore[arg-type]
         else:
@@ -236,6 +239,17 @@ class Fusion:
         vectors = [x.weights["log_decay"]] if "log_decay" in x.weights else []
         self._put(Operation("delta", list(x.outputs), list(x.inputs), vectors=list(vectors), states=x.states))
 
+    def _selective_scan(self, x: Instruction) -> None:
+        u, n = x.inputs[0], x.inputs[2].width
+        rates = (x.weights["A"].double() * math.log2(math.e)).float().view(u.heads, u.width, n).mT
+        rates = torch.nn.functional.pad(rates, (0, -u.width % 64)).flatten()
+        self._put(Operation(x.kind, list(x.outputs), list(x.inputs), vectors=[rates], states=x.states))
+
+    def _diagonal_scan(self, x: Instruction) -> None:
+        made = Operation(x.kind, list(x.outputs), list(x.inputs), states=x.states)
+        made.integers = [int(bool(x.numbers["normalize"]))]
+        self._put(made)
+
     def _features(self, x: Instruction) -> None:
         self._put(_numbered(x, map_numbers(x.numbers, x.weights)))
 
@@ -245,8 +259,11 @@ class Fusion:
 
     def _linear(self, x: Instruction) -> None:
         inputs, n = list(x.inputs[:3]), x.numbers
-        function = self._plain_map(inputs, weighted="k_scale" in n)
-        integers = [0 if function is None else IN_LINEAR.index(function), int(bool(n["normalize"]))]
+        function = None if n["at_least_one"] else self._plain_map(inputs, weighted="k_scale" in n)
+        integers = [
+            0 if function is None else IN_LINEAR.index(function),
+            int(bool(n["normalize"]) + bool(n["at_least_one"])),
+        ]
         for name in ("decay", "q_scale", "k_scale"):
             dropped = name not in n or (function is not None and name != "decay")
             integers.append(-1 if dropped else len(inputs))

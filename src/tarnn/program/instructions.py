@@ -28,6 +28,11 @@ class View:
         """Numbers per token."""
         return self.heads * self.width
 
+    @property
+    def as_row(self) -> "View":
+        """All numbers as one head, as products read them."""
+        return View(self.register, self.offset, 1, self.size)
+
 
 @dataclass(frozen=True)
 class StateSpec:

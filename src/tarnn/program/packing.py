@@ -32,6 +32,8 @@ KINDS = [
     "head",
     "hybrid",
     "experts",
+    "selective_scan",
+    "diagonal_scan",
     "embed",
     "angles",
     "norm",
@@ -153,7 +155,7 @@ class Packer:
         for i, phase in enumerate(self.phases):
             for x in phase.ops:
                 if x.kind in ("product", "head", "experts") and self._format_of(x) in ("int8", "int4"):
-                    wanted.setdefault(_row(x.inputs[0]), []).append(i)
+                    wanted.setdefault(x.inputs[0].as_row, []).append(i)
         for view, uses in sorted(wanted.items(), key=lambda item: home[item[0].register]):
             begin = home[view.register]
             slot = self.slots.new_bytes(view.size, begin, max(uses))
@@ -164,7 +166,7 @@ class Packer:
     def _bytes(self, phase: int, x: Operation) -> int:
         if self._format_of(x) not in ("int8", "int4"):
             return -1
-        return self.bytes_of[phase, _row(x.inputs[0])]
+        return self.bytes_of[phase, x.inputs[0].as_row]
 
     def _write_spreading(self, phase: int, operations: list[Operation]) -> None:
         if not operations:
@@ -223,11 +225,6 @@ class Packer:
 def has(state: StateSpec) -> int:
     """Return what a state has: `NUMBERS`, `GROWS` or `COUNTS`."""
     return COUNTS if state.dtype == torch.int64 else NUMBERS if state.grows is None else GROWS
-
-
-def _row(view: View) -> View:
-    """View all numbers of some heads as one row, as a product reads them."""
-    return View(view.register, view.offset, 1, view.size)
 
 
 def _table(x: Tensor) -> Tensor:

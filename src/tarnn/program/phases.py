@@ -12,7 +12,7 @@ from tarnn.program.fusion import Fusion, Operation
 from tarnn.program.instructions import View
 
 OF_UNITS = ("softmax", "linear", "delta", "low_rank_delta", "hybrid")  # spread over units of heads
-SPREADING = ("product", "filter", "mix", "head", "experts", *OF_UNITS)
+SPREADING = ("product", "filter", "mix", "head", "experts", "selective_scan", "diagonal_scan", *OF_UNITS)
 BEFORE = ("norm", "rotate", "features", "head_product", "combine")
 AFTER = ("norm", "combine", "rotate")
 

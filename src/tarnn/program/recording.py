@@ -7,7 +7,7 @@
     o = softmax(q, k, v, record.state("KVCache"), scale=8**-0.5)
     program = record.head(x + product(o, wo), weights["lm_head.weight"])
 
-A `Register` is (heads, width) numbers per token. `+` and `*` take a register of the same shape, one number per head
+A `Register` is (heads, width) numbers per token. `+`, `-` and `*` take a register of the same shape, one number per head
 (heads, 1), a weight that broadcasts against (heads, width), or a number. Shapes are checked as instructions are recorded.
 """
 
@@ -57,6 +57,12 @@ class Register:
         return self.record.binary("mul", self, other)
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def __sub__(self, other: Any) -> "Register":
+        return self + (apply(other, "neg") if isinstance(other, Register) else -other)
+
+    def __rsub__(self, other: Any) -> "Register":
+        return apply(self, "neg") + other
 
     def split(self, *widths: int) -> "tuple[Register, ...]":
         """Consecutive channels, each as one head."""
@@ -121,10 +127,15 @@ class Recorder:
         weights = _some(tokens=tokens, places=places, classes=classes)
         return self.add("embed", (), [(1, width)], weights, numbers)[0]
 
-    def head(self, x: Register, weight: Float[Tensor, "o n"], bias: Tensor | None = None) -> Program:
-        """End the program with a product whose rows are put out: of the last token of each sequence, or of all."""
+    def head(
+        self, x: Register, weight: Float[Tensor, "o n"], bias: Tensor | None = None, *, softcap: float = 0.0
+    ) -> Program:
+        """End the program with a product whose rows are put out: of the last token of each sequence, or of all.
+
+        softcap: c, if outputs are c·tanh(y/c); 0: they are y.
+        """
         _check(weight.shape[1] == x.size, f"the head reads {weight.shape[1]} numbers, and gets {x.size}")
-        self.add("head", (x,), [(1, len(weight))], _some(weight=weight, bias=bias))
+        self.add("head", (x,), [(1, len(weight))], _some(weight=weight, bias=bias), {"softcap": softcap})
         instructions, states = tuple(self.instructions), tuple(self.states)
         return Program(instructions, tuple(self.registers), states, tuple(self.layers), self.limit, self.facts)
 
@@ -287,12 +298,14 @@ def linear(
     k_scale: Register | None = None,
     denominator: tuple[Register, Register] | None = None,
     normalize: bool = True,
+    at_least_one: bool = False,
     keep_z: bool = True,
     eps: float = 0.0,
 ) -> Register:
     """Attend linearly: S ← e^d S + e^w k vᵀ, z ← e^d z + e^w k, o = qᵀS / (qᵀz + eps), over features.
 
-    Without normalize o = e^u qᵀS.
+    Without normalize o = e^u qᵀS. at_least_one (mLSTM): the denominator is max(|qᵀz|, 1) in true units, where S, z and eps are in
+    units of e^M, and M begins as 0.
 
     Heads: q has as many as k or a multiple, or v has a multiple of k's (grouped values); a state for each of max(k, v) heads.
     log_decay d ≤ 0: a weight (heads,), a register (heads, 1), or one for each feature (heads, f). k_scale w, q_scale u
@@ -305,7 +318,9 @@ def linear(
     )
     _check(fits, _three("linear", q, k, v))
     _check(keep_z or not (normalize or k_scale), "a state without z has no denominator")
-    inputs, numbers = [q, k, v], {"normalize": normalize, "keep_z": keep_z, "eps": eps}
+    _check(normalize or not at_least_one, "a denominator of at least one is one")
+    inputs = [q, k, v]
+    numbers = {"normalize": normalize, "at_least_one": at_least_one, "keep_z": keep_z, "eps": eps}
     for name, some in (("decay", log_decay), ("q_scale", q_scale), ("k_scale", k_scale)):
         if isinstance(some, Register):
             numbers[name] = len(inputs)
@@ -318,7 +333,7 @@ def linear(
     if keep_z:
         states.append(state.add("z", n, f))
     if k_scale is not None:
-        states.append(state.add("M", n, fill=float("-inf")))
+        states.append(state.add("M", n, fill=0.0 if at_least_one else float("-inf")))
     return q.record.add("linear", inputs, [(max(q.heads, n), e)], weights, numbers, states)[0]
 
 

@@ -65,10 +65,11 @@ def linear(call: Call, states: RowState, q: Tensor, k: Tensor, v: Tensor, *more:
         z = None if z is None else keep * z + enter * of_heads(zk[i], n)
         o = read_states(of_heads(q[i], out_heads), S)
         if z is not None and call.instruction.numbers["normalize"]:
-            den = read_states(of_heads(zq[i], out_heads), z[..., None])
-            o = torch.where(
-                den == 0, 0.0, o / torch.where(den == 0, 1.0, den + (call.number("eps") or default_eps(q.dtype)))
-            )
+            den, eps = read_states(of_heads(zq[i], out_heads), z[..., None]), call.number("eps") or default_eps(q.dtype)
+            if call.number("at_least_one"):
+                o = o / (den.abs().maximum(of_heads((-unit).exp()[:, None], out_heads)) + eps)
+            else:
+                o = torch.where(den == 0, 0.0, o / torch.where(den == 0, 1.0, den + eps))
         else:
             o = o * of_heads(unit[:, None], out_heads).exp() * (1.0 if u is None else of_heads(u[i], out_heads).exp())
         outputs.append(o[None])
@@ -111,4 +112,28 @@ def low_rank_delta(call: Call, states: RowState, r, log_decay, k, v, a, b) -> tu
     return (torch.cat(outputs),), (S,)
 
 
-RECURRENT: dict[str, Recurrent] = {f.__name__: f for f in (mix, filter, softmax, linear, delta, low_rank_delta, hybrid)}
+def selective_scan(call: Call, states: RowState, u, dt, B, C) -> tuple[Outputs, RowState]:
+    (h,), outputs = states, [torch.zeros_like(u[:0])]
+    rates, n = call.weights("A")[0].mT.unflatten(1, u.shape[1:]), len(h)  # (n, heads, width)
+    h = h.unflatten(1, u.shape[1:])
+    for i in range(len(u)):
+        h = (dt[i] * rates).exp() * h + dt[i] * u[i] * B[i].mT[..., None]
+        outputs.append((h * C[i].mT[..., None]).sum(0)[None])
+    return (torch.cat(outputs),), (h.reshape(n, -1),)
+
+
+def diagonal_scan(call: Call, states: RowState, x, log_decay) -> tuple[Outputs, RowState]:
+    (h,), keep, outputs = states, log_decay.flatten(1).exp(), [torch.zeros_like(x[:0])]
+    if call.instruction.numbers["normalize"]:
+        factor = (1 - keep.square()).sqrt()
+        factor[call.tokens.positions == 0] = 1
+        x = x * factor.view_as(x)
+    for i in range(len(x)):
+        h = keep[i] * h + x[i].flatten()
+        outputs.append(h.view_as(x[:1]))
+    return (torch.cat(outputs),), (h,)
+
+
+RECURRENT: dict[str, Recurrent] = {
+    f.__name__: f for f in (mix, filter, softmax, linear, delta, low_rank_delta, hybrid, selective_scan, diagonal_scan)
+}

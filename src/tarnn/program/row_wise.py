@@ -72,6 +72,11 @@ def product(call: Call, x: Tensor) -> Outputs:
     return (F.linear(x.flatten(1), call.weights("weight")[0].flatten(0, -2), call.weight("bias")),)
 
 
+def head(call: Call, x: Tensor) -> Outputs:
+    (y,), cap = product(call, x), call.number("softcap")
+    return (cap * (y / cap).tanh() if cap else y,)
+
+
 def head_product(call: Call, x: Tensor) -> Outputs:
     (weight,), bias = call.weights("weight"), call.weight("bias")
     y = (weight @ x[..., None])[..., 0]  # (n, h, o)
@@ -214,5 +219,5 @@ FEATURES: dict[str, Callable[[Call, Tensor], Tensor]] = {
 }
 
 ROW_WISE: dict[str, Callable[..., Outputs]] = {
-    f.__name__: f for f in (embed, product, head_product, add, mul, norm, apply, clamp, rotate, features)
-} | {"head": product}
+    f.__name__: f for f in (embed, product, head, head_product, add, mul, norm, apply, clamp, rotate, features)
+}

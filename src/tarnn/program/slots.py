@@ -7,7 +7,7 @@ from tarnn.program.instructions import View
 from tarnn.program.phases import OF_UNITS, Phase
 
 # operations whose output may lie where their first input lay
-IN_PLACE = ("combine", "norm", "rotate", "clamp", "filter", "filter_rows")
+IN_PLACE = ("combine", "norm", "rotate", "clamp", "filter", "filter_rows", "diagonal_scan")
 OVER_KEYS = ("softmax", "hybrid")  # units of these have no slots of their own
 ALL, OWN, BYTES = 0, 1, 2  # kinds of slots, as csrc/runtime/program.h has them
 

@@ -25,6 +25,7 @@ CLASSES = {  # of a layer's state → its module, loaded when a program has such
     "DeltaState": "tarnn.ops.states",
     "ConvolutionState": "tarnn.ops.states",
     "HybridState": "tarnn.ops.states",
+    "FilteredScanState": "tarnn.ops.states",
     "GatedDeltaState": "tarnn.attention.gated_delta",
     "Mamba2State": "tarnn.attention.mamba2",
     "Rwkv7State": "tarnn.attention.rwkv7_layer",
