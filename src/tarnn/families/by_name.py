@@ -14,6 +14,7 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "falcon_h1": "falcon_h1",
     "falcon_mamba": "mamba",
     "granitemoehybrid": "granitemoehybrid",
+    "jamba": "jamba",
     "lfm2": "lfm2",
     "lfm3": "lfm3",
     "llama": "llama",
@@ -27,10 +28,12 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "mamba": "mamba",
     "mamba2": "mamba2",
     "nemotron_h": "nemotron_h",
+    "recurrent_gemma": "recurrent_gemma",
     "rwkv7": "rwkv7",
     "zamba2": "zamba2",
     "tarnn": "own.text",
     "tarnn_image": "own.images",
+    "xlstm": "xlstm",
 }
 
 

@@ -111,12 +111,17 @@ def attend(
     return softmax(q, k, v, q.record.state("KVCache"), scale=scale)
 
 
-def head(x: Register, config: Config, weights: Weights, embeddings: str, *, tied: bool | None = None) -> Program:
-    """End the program with `lm_head`, or with the embeddings if they are tied; None: if the config says so."""
+def head(
+    x: Register, config: Config, weights: Weights, embeddings: str, *, tied: bool | None = None, softcap: float = 0.0
+) -> Program:
+    """End the program with `lm_head`, or with the embeddings if they are tied; None: if the config says so.
+
+    softcap: of the logits; 0: none.
+    """
     shape = config.size("vocab_size"), x.size
     tied = config.flag("tie_word_embeddings", False) if tied is None else tied
     weight = weights.tied("lm_head.weight", embeddings, shape) if tied else weights.get("lm_head.weight", shape)
-    return x.record.head(x, weight)
+    return x.record.head(x, weight, softcap=softcap)
 
 
 def split_heads(x: Register, *shapes: tuple[int, int]) -> tuple[Register, ...]:

@@ -1,0 +1,80 @@
+"""Jamba: Mamba's mixers with norms of Δ, B and C, now and then softmax without positions; a SwiGLU, or experts, in each layer.
+
+Lieber et al. 2024 (arXiv 2403.19887). Released ones with `num_experts` 1 (Jamba-Reasoning-3B) have a SwiGLU in all layers.
+"""
+
+from math import ceil
+
+from tarnn.families.config import Config
+from tarnn.families.mamba import MambaSizes, mixer
+from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_model
+from tarnn.families.weights import Weights
+from tarnn.program.instructions import Program
+from tarnn.program.recording import Register, heads
+
+CHANGES_NOTHING = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
+
+
+def program(config: Config, weights: Weights) -> Program:
+    """Write the program of a folder."""
+    record, hidden, eps = text_model(config), config.size("hidden_size"), config.number("rms_norm_eps", 1e-6, least=0)
+    layers, inner = config.size("num_hidden_layers"), config.size("intermediate_size")
+    of_heads, c = Heads.of(config, hidden), sizes_of(config, hidden)
+    with_softmax = turns(config, "attn_layer", layers, 8, 4)
+    check_dense(config, layers)
+    config.choice("hidden_act", "silu")
+    config.choice("mamba_inner_layernorms", True)
+    config.choice("sliding_window", None)
+    config.skip(*CHANGES_NOTHING)
+    name = "model.embed_tokens.weight"
+    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    for i in range(layers):
+        w = weights.under(f"model.layers.{i}.")
+        h = rms(x, w, "input_layernorm", eps)
+        if i in with_softmax:
+            x = x + attention(h, w.under("self_attn."), of_heads)
+        else:
+            part = w.under("mamba.")
+            state = record.state("FilteredScanState")
+            x = x + mixer(h, part, c, state, lambda y, of, part=part: rms(y, part, f"{of}_layernorm", eps))
+        h, w = rms(x, w, "pre_ff_layernorm", eps), w.under("feed_forward.")
+        x = x + swiglu(h, w, inner)
+    done = head(rms(x, weights, "model.final_layernorm", eps), config, weights, name)
+    config.check_all_taken()
+    weights.check_all_taken()
+    return done
+
+
+def sizes_of(config: Config, hidden: int) -> MambaSizes:
+    """Read the sizes of the mixers."""
+    rank = config.get("mamba_dt_rank", "auto")
+    return MambaSizes(
+        inner=config.size("mamba_expand", 2) * hidden,
+        state=config.size("mamba_d_state", 16),
+        taps=config.size("mamba_d_conv", 4, least=2),
+        rank=ceil(hidden / 16) if rank == "auto" else config.size("mamba_dt_rank"),
+        bias=config.flag("mamba_proj_bias", False),
+        filter_bias=config.flag("mamba_conv_bias", True),
+    )
+
+
+def turns(config: Config, what: str, layers: int, period: int, offset: int) -> set[int]:
+    """Return the layers that have something once in a period."""
+    period = config.size(f"{what}_period", period)
+    offset = config.size(f"{what}_offset", offset, least=0, most=period - 1)
+    return {i for i in range(layers) if i % period == offset}
+
+
+def check_dense(config: Config, layers: int) -> None:
+    """Refuse layers of experts."""
+    n, sparse = config.size("num_experts", 16), turns(config, "expert_layer", layers, 2, 1)
+    config.skip("num_experts_per_tok", "num_local_experts")
+    if n > 1 and sparse:
+        config.refuse("num_experts", n, "1 (layers of experts are not handled)")
+
+
+def attention(h: Register, w: Weights, c: Heads) -> Register:
+    """Record softmax attention; nothing tells it positions but the layers before."""
+    sizes = zip("qkv", (c.queries, c.keys, c.keys), strict=True)
+    q, k, v = (heads(dense(h, w, f"{name}_proj", n * c.width), n) for name, n in sizes)
+    return dense(attend(q, k, v, w), w, "o_proj", h.size)
