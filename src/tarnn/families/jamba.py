@@ -31,18 +31,22 @@ def program(config: Config, weights: Weights) -> Program:
     for i in range(layers):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", eps)
-        if i in with_softmax:
-            x = x + attention(h, w.under("self_attn."), of_heads)
-        else:
-            part = w.under("mamba.")
-            state = record.state("FilteredScanState")
-            x = x + mixer(h, part, c, state, lambda y, of, part=part: rms(y, part, f"{of}_layernorm", eps))
+        mixed = (
+            attention(h, w.under("self_attn."), of_heads) if i in with_softmax else mamba(h, w.under("mamba."), c, eps)
+        )
+        x = x + mixed
         h, w = rms(x, w, "pre_ff_layernorm", eps), w.under("feed_forward.")
         x = x + swiglu(h, w, inner)
     done = head(rms(x, weights, "model.final_layernorm", eps), config, weights, name)
     config.check_all_taken()
     weights.check_all_taken()
     return done
+
+
+def mamba(h: Register, w: Weights, c: MambaSizes, eps: float) -> Register:
+    """Record a mixer with norms of Δ, B and C."""
+    state = h.record.state("FilteredScanState")
+    return mixer(h, w, c, state, lambda y, name: rms(y, w, f"{name}_layernorm", eps))
 
 
 def sizes_of(config: Config, hidden: int) -> MambaSizes:

@@ -29,7 +29,16 @@ SHARPNESS = -8.0  # of the gate that decays
 
 
 @dataclass(frozen=True)
-class Attention:
+class Recurrence:
+    """Sizes of RG-LRU. matrices: of each gate, for as many channels each."""
+
+    channels: int
+    matrices: int
+    taps: int
+
+
+@dataclass(frozen=True)
+class LocalAttention:
     """Softmax attention to the last `window` tokens."""
 
     heads: Heads
@@ -46,11 +55,12 @@ def program(config: Config, weights: Weights) -> Program:
     config.skip("w_init_variance_scale", "final_w_init_variance_scale")
     eps, inner = config.number("rms_norm_eps", 1e-6, least=0), config.size("intermediate_size", least=2) // 2
     mixers: dict[str, Callable[[Register, Weights], Register]] = {
-        "recurrent": partial(recurrence, channels=config.size("lru_width", hidden), **recurrence_of(config)),
+        "recurrent": partial(recurrence, c=recurrence_of(config, hidden)),
         "attention": partial(attention, c=attention_of(config, hidden)),
     }
     turns = config.get("block_types", ["recurrent", "recurrent", "attention"])
-    turns = config.choices("block_types", *mixers, default=turns, length=len(turns) if isinstance(turns, list) else 3)
+    if not isinstance(turns, list) or not turns or set(map(str, turns)) - set(mixers):
+        config.refuse("block_types", turns, f"a list of one kind or more of {' and '.join(mixers)}")
     name = "model.embed_tokens.weight"
     table = weights.get(name, (config.size("vocab_size"), hidden))
     x = record.embed(table, scale=torch.tensor(hidden**0.5, dtype=torch.bfloat16).item())
@@ -71,15 +81,18 @@ def program(config: Config, weights: Weights) -> Program:
     return done
 
 
-def recurrence_of(config: Config) -> dict[str, int]:
-    """Read the sizes of the gates and filters of a recurrence."""
-    return {"n": config.size("num_attention_heads"), "taps": config.size("conv1d_width", 4, least=2)}
+def recurrence_of(config: Config, hidden: int) -> Recurrence:
+    """Read the sizes of a recurrence."""
+    channels, n = config.size("lru_width", hidden), config.size("num_attention_heads")
+    if channels % n:
+        config.refuse("lru_width", channels, f"a multiple of num_attention_heads ({n})")
+    return Recurrence(channels, n, taps=config.size("conv1d_width", 4, least=2))
 
 
-def recurrence(h: Register, w: Weights, *, channels: int, n: int, taps: int) -> Register:
-    """Record RG-LRU between its two products, n matrices per gate."""
-    state, width = h.record.state("FilteredScanState"), channels // n
-    kernel = w.get("conv_1d.weight", (channels, 1, taps))[:, 0]
+def recurrence(h: Register, w: Weights, c: Recurrence) -> Register:
+    """Record RG-LRU between its two products."""
+    state, channels, n, width = h.record.state("FilteredScanState"), c.channels, c.matrices, c.channels // c.matrices
+    kernel = w.get("conv_1d.weight", (channels, 1, c.taps))[:, 0]
     x = dense(h, w, "linear_x", channels, bias=True)
     x = filter(x, kernel, state, w.get("conv_1d.bias", (channels,)), function="identity")
     w_gates = w.under("rg_lru.")
@@ -94,10 +107,10 @@ def recurrence(h: Register, w: Weights, *, channels: int, n: int, taps: int) -> 
     return dense(s * y, w, "linear_out", h.size, bias=True)
 
 
-def attention_of(config: Config, hidden: int) -> Attention:
+def attention_of(config: Config, hidden: int) -> LocalAttention:
     """Read what the layers with attention have."""
     of_heads = Heads.of(config, hidden)
-    return Attention(
+    return LocalAttention(
         of_heads,
         window=config.size("attention_window_size", 2048),
         bias=config.flag("attention_bias", False),
@@ -105,7 +118,7 @@ def attention_of(config: Config, hidden: int) -> Attention:
     )
 
 
-def attention(h: Register, w: Weights, c: Attention) -> Register:
+def attention(h: Register, w: Weights, c: LocalAttention) -> Register:
     """Record softmax attention with a window."""
     sizes = zip("qkv", (c.heads.queries, c.heads.keys, c.heads.keys), strict=True)
     q, k, v = (heads(dense(h, w, f"{name}_proj", n * c.heads.width, bias=c.bias), n) for name, n in sizes)
