@@ -19,15 +19,29 @@ from tarnn.program.recording import Register, apply, heads, product
 LEFT = ("mtp.*", "model.visual.*")
 KINDS = ("linear_attention", "full_attention")
 Projections = Callable[[Register, Weights, DeltaSizes], tuple[Register, Gates]]
+Mlp = Callable[[int, Register, Weights], Register]
 
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
+    text, prefix = text_of(config, weights)
+    text.skip("mlp_only_layers")
+    return delta_hybrid(text, weights, prefix, projections, dense_mlp(text))
+
+
+def text_of(config: Config, weights: Weights) -> tuple[Config, str]:
+    """Return the config of the text model, and how the names of its tensors begin."""
     text = config.text()
-    prefix = "model.language_model." if "model.language_model.embed_tokens.weight" in weights else "model."
     text.choice("attn_output_gate", True)
-    text.skip("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
-    return delta_hybrid(text, weights, prefix, projections)
+    text.skip("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    of_images = "model.language_model.embed_tokens.weight" in weights
+    return text, "model.language_model." if of_images else "model."
+
+
+def dense_mlp(config: Config) -> Mlp:
+    """Return what computes a layer's SwiGLU."""
+    inner = config.size("intermediate_size")
+    return lambda layer, x, w: swiglu(x, w, inner)
 
 
 def projections(x: Register, w: Weights, sizes: DeltaSizes) -> tuple[Register, Gates]:
@@ -38,12 +52,15 @@ def projections(x: Register, w: Weights, sizes: DeltaSizes) -> tuple[Register, G
     return qkv, Gates(z, w.get("in_proj_b.weight", (n, hidden)), w.get("in_proj_a.weight", (n, hidden)))
 
 
-def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Projections) -> Program:
-    """Write the program of a model of both kinds of layers. project: where q, k, v and the gates lie in its tensors."""
+def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Projections, mlp: Mlp) -> Program:
+    """Write the program of a model of both kinds of layers. project: where q, k, v and the gates lie in its tensors.
+
+    mlp: what computes the second half of a layer, of its number, a register and its tensors.
+    """
     record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
     config.choice("hidden_act", "silu")
     sizes, attention_heads = DeltaSizes.of(config, 16, 32, 128, 128), Heads.of(config, hidden, 256)
-    eps, inner = config.number("rms_norm_eps", 1e-6, least=0), config.size("intermediate_size")
+    eps = config.number("rms_norm_eps", 1e-6, least=0)
     frequencies = rope_of(config, attention_heads.width, partial=0.25).frequencies()
     bias = config.flag("attention_bias", False)
     name = f"{prefix}embed_tokens.weight"
@@ -59,7 +76,7 @@ def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Project
             o = gated_softmax(h, w.under("self_attn."), attention_heads, frequencies, eps, bias)
             x = x + dense(o, w.under("self_attn."), "o_proj", hidden, bias=bias)
         h = rms(x, w, "post_attention_layernorm", eps, from_one=True)
-        x = x + swiglu(h, w.under("mlp."), inner)
+        x = x + mlp(i, h, w.under("mlp."))
     done = head(rms(x, weights.under(prefix), "norm", eps, from_one=True), config, weights, name)
     config.check_all_taken()
     weights.check_all_taken(*LEFT)

@@ -1,8 +1,9 @@
-"""Qwen3-Next, layers without experts: Qwen3.5's layers, with the projections of the delta rule one key head behind the other."""
+"""Qwen3-Next: Qwen3.5's layers, dense or of experts, with the projections of the delta rule one key head behind the other."""
 
 from tarnn.families.config import Config
 from tarnn.families.gated_delta import DeltaSizes, Gates
-from tarnn.families.qwen3_5 import delta_hybrid
+from tarnn.families.qwen3_5 import Mlp, delta_hybrid, dense_mlp
+from tarnn.families.qwen3_5_moe import shared_and_sparse
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, products
@@ -10,9 +11,8 @@ from tarnn.program.recording import Register, products
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    refuse_experts(config)
     config.choice("use_sliding_window", False)
-    return delta_hybrid(config, weights, "model.", projections)
+    return delta_hybrid(config, weights, "model.", projections, mlp_of(config))
 
 
 def projections(x: Register, w: Weights, sizes: DeltaSizes) -> tuple[Register, Gates]:
@@ -25,13 +25,21 @@ def projections(x: Register, w: Weights, sizes: DeltaSizes) -> tuple[Register, G
     return products(x, q, k, v), Gates(z, b, a)
 
 
-def refuse_experts(config: Config) -> None:
-    """Refuse a model with a layer of experts."""
-    experts, step = config.size("num_experts", 512, least=0), config.size("decoder_sparse_step", 1)
-    dense = config.sizes("mlp_only_layers", [])
-    config.skip("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "norm_topk_prob")
-    layers = config.size("num_hidden_layers")
-    if experts and any(i not in dense and (i + 1) % step == 0 for i in range(layers)):
-        config.refuse(
-            "num_experts", experts, "0, or mlp_only_layers all layers (layers of experts are not handled yet),"
-        )
+def mlp_of(config: Config) -> Mlp:
+    """Return what computes a layer's second half: experts in each `decoder_sparse_step`-th layer that is not said to be dense."""
+    step, dense = config.size("decoder_sparse_step", 1), config.sizes("mlp_only_layers", [])
+    count, layers = config.size("num_experts", 512, least=0), config.size("num_hidden_layers")
+    of_experts = {i for i in range(layers) if count and i not in dense and (i + 1) % step == 0}
+    names = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "norm_topk_prob")
+    config.skip(*names, *(["intermediate_size"] if len(of_experts) == layers else []))
+    normalize = config.flag("norm_topk_prob", True)
+    sparse = shared_and_sparse(config, normalize) if of_experts else None
+    plain = dense_mlp(config) if len(of_experts) < layers else None
+    found = [sparse if i in of_experts else plain for i in range(layers)]
+
+    def mlp(layer: int, x: Register, w: Weights) -> Register:
+        part = found[layer]
+        assert part is not None
+        return part(layer, x, w)
+
+    return mlp
