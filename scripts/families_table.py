@@ -89,13 +89,14 @@ are multiplied at once.
 Models that contain one of these as their text model follow: Qwen3.5 with images (tested), LFM2-VL, LFM3-VL, MiniCPM-V 4.6 and
 4.7, MiniCPM-OCR, Nemotron-H Omni, Nemotron 3.5 Transcribe, Granite 4 Vision and GLM-5-next with images.
 
-**The fused step** (`generate` as one call per token, see [generation](generation.md)) takes Qwen3-Next without experts, Qwen3.5,
+**The fused step** (`generate` as one call per token, see [generation](generation.md)) takes Qwen3-Next, Qwen3.5,
 OLMo-hybrid and Mamba-2, with float32 weights. `forward` computes the others, because the step lacks
 what this table says:
 
 | what is lacking | families |
 |---|---|
-| experts | Qwen3-Next with experts, Qwen3.5-MoE, Qwen4-exp, MiniMax, Jamba, LFM2-MoE |
+| a hook in their `generate`; `tarnn.load` opens their folders | Qwen3.5-MoE, MiniMax, LFM2-MoE |
+| an indexer, hyper-connections | Qwen4-exp |
 | latent attention, of low rank | Kimi Linear, Bailing hybrid, GLM-5-next |
 | the selective scan of Mamba, a step per channel | Mamba, Falcon-Mamba, Jamba, Zamba |
 | a description alone: Mamba-2 beside attention | Zamba2, Bamba, Falcon-H1, Granite 4, Nemotron-H |
