@@ -572,7 +572,7 @@ def test_transformers_is_not_loaded(tmp_path):
 
 def test_an_unknown_family_is_named():
     with pytest.raises(
-        UserError, match=r"models of type 'gpt2' are not handled; expected one of bamba, .*llama, mamba2"
+        UserError, match=r"models of type 'gpt2' are not handled; expected one of bamba, .*llama, mamba, mamba2"
     ):
         family_of(Config({"model_type": "gpt2"}))
 
