@@ -33,6 +33,7 @@ ROOMS = {
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way
     "conversion": {"ops", "feature_maps", "models", "huggingface", "decoding", "data", "tasks", "training"},
+    "laws": {"program", "decoding", "huggingface", "models", "tasks", "conversion"},
     "serving": {"ops", "models", "program", "decoding", "data", "tasks"},
 }
 ROOMS["cli"] = set(ROOMS) - {"kernels"}

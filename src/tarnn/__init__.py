@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         patch_transformers as patch_transformers,
         unpatch_transformers as unpatch_transformers,
     )
+    from tarnn.laws.check import check as check
     from tarnn.matmul import fast_matmul as fast_matmul
     from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
     from tarnn.ops import (

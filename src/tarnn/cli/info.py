@@ -59,14 +59,14 @@ def info(
     print(json.dumps(facts, indent=2) if as_json else text(facts))
 
 
-def parse_lengths(text: str) -> list[int]:
+def parse_lengths(text: str, option: str = "--lengths") -> list[int]:
     """'1024,4096' → [1024, 4096]; UserError for anything else."""
     try:
         lengths = [int(part) for part in text.split(",")]
     except ValueError:
         lengths = []
     if not lengths or min(lengths) < 1:
-        raise UserError(f"--lengths takes positive whole numbers with commas between them; got {text!r}.")
+        raise UserError(f"{option} takes positive whole numbers with commas between them; got {text!r}.")
     return lengths
 
 

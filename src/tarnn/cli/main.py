@@ -28,6 +28,7 @@ COMMANDS = {
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
     "predict": "Classify texts, fill masked ones or transcribe, with a trained model.",
     "eval": "Measure a model on held-out data: bits per byte, accuracy, error rates, bits per dimension.",
+    "check": "Check that a model gives the same logits alone, padded, in a batch, with a cache, step by step.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "transcribe": "Write what is said in a wav file, whole or as a stream.",
     "show": "Look into a model's attention for one input: a page to look around in, and plots.",
@@ -45,6 +46,7 @@ EXAMPLES = {
     "finetune": "tarnn finetune converted/ tuned/ --texts my-books/",
     "predict": "tarnn predict runs/reviews 'A fine film.' other_texts.txt",
     "eval": "tarnn eval runs/books book.txt",
+    "check": "tarnn check qwen3.5/ --weights int8",
     "info": "tarnn info runs/books",
     "transcribe": "tarnn transcribe runs/speech seven.wav",
     "show": "tarnn show runs/books --input 'Call me Ishmael' --out attention/",
@@ -132,7 +134,7 @@ def fail_of_model(error: Exception) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C.
+    """Run the command line; return the exit code: 0, 1 for a failed `check`, 2 for what the user can mend, 130 for Ctrl-C.
 
     `UserError`, a `ValueError` raised by tarnn's own code, any `OSError` and a lack of memory become one line on stderr;
     so does whatever the code of a foreign model raises while it runs.
