@@ -166,17 +166,14 @@ def _running(opened: Opened, how: Drawn, folder: Path | None = None) -> Iterator
     def definition() -> Result:
         return against_definition(running, rows, opened.dtype)
 
+    def ours(folder: Path) -> Running:
+        return running if running.runtime.weights == "float32" else _running_of(open_step(folder, "float32"))
+
     def other(folder: Path) -> Result:
         law = "in float32, against PyTorch's model"
         try:
             forward = _opened_model(folder, how.report)
-            return _compare(
-                law,
-                forward,
-                lambda: _running_of(open_step(folder, "float32")),
-                rows,
-                Allowance(forward, rows, forward.dtype),
-            )
+            return _compare(law, forward, lambda: ours(folder), rows, Allowance(forward, rows, forward.dtype))
         except (ValueError, ImportError) as error:
             return Result(law, SKIPPED, why=str(error))
 
