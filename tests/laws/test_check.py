@@ -147,14 +147,14 @@ def test_a_folder(folder):
 
 
 def test_the_first_layer_unlike_pytorchs_is_named(folder, monkeypatch):
-    opened = laws._opened_model
+    opened = laws.opened_model
 
     def damaged(*args):
         forward = opened(*args)
         forward.model.model.layers[1].mlp.down_proj.weight.data[3] += 1
         return forward
 
-    monkeypatch.setattr(laws, "_opened_model", damaged)
+    monkeypatch.setattr(laws, "opened_model", damaged)
     (result,) = tarnn.check(folder, tokens=SHORT).failed
     assert (result.law, result.first) == ("in float32, against PyTorch's model", "model.layers.1")
 

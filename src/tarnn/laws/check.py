@@ -172,7 +172,7 @@ def _running(opened: Opened, how: Drawn, folder: Path | None = None) -> Iterator
     def other(folder: Path) -> Result:
         law = "in float32, against PyTorch's model"
         try:
-            forward = _opened_model(folder, how.report)
+            forward = opened_model(folder, how.report)
             return _compare(law, forward, lambda: ours(folder), rows, Allowance(forward, rows, forward.dtype))
         except (ValueError, ImportError) as error:
             return Result(law, SKIPPED, why=str(error))
@@ -279,7 +279,7 @@ def _model_of(folder: Path, *, patched: bool, report: Log) -> Any:
     return model
 
 
-def _opened_model(folder: Path, report: Log) -> Any:
+def opened_model(folder: Path, report: Log) -> Any:
     """Return the runner of a folder's model in PyTorch. Raises UserError where there is none."""
     if folder.is_file():
         raise UserError("a packed file has no model in PyTorch; check the folder that it was made of.")
