@@ -79,8 +79,12 @@ def program(config: Config, weights: Weights) -> Program:
         w, read = weights.under(f"model.layers.{i}."), x
         if kind == "hybrid":
             turn = hybrids.index(i)
-            home = weights.under(f"model.layers.{hybrids[turn % blocks] if tied else i}.shared_transformer.")
-            check_shared(w.under("shared_transformer."), home)
+            first = hybrids[turn % blocks] if tied else i
+            home = weights.under(f"model.layers.{first}.shared_transformer.")
+            if first != i:
+                check_shared(w.under("shared_transformer."), home)
+            elif not tied:  # there are adapters of other layers, which nothing reads
+                home.skip(*(x for x in home if "_adapter_list." in x and f"_adapter_list.{turn}." not in x))
             read = x + dense(shared_block(x, embeddings, home, block, turn), w, "linear", hidden)
             w = w.under("mamba_decoder.")
         x = x + mixer(rms(read, w, "input_layernorm", eps), w.under("mamba."), c)
