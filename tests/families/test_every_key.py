@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 import transformers as hf
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from support.damaged_configs import places_in
 from support.family_models import VARIANTS, defined, fields_of, model_of
 from support.published_configs import PUBLISHED
@@ -73,8 +74,11 @@ def test_no_key_is_ignored(family):
             program = family_of(config)(config, Weights.of(tensors))
         except UserError:
             continue
+        try:
+            theirs = logits_of_transformers(other, tensors)
+        except StrictDataclassFieldValidationError:  # a word that is no option there
+            continue
         opened += 1
-        theirs = logits_of_transformers(other, tensors)
         error = (defined(program, IDS) - theirs).abs().max()
         assert error <= CLOSE * theirs.abs().max(), f"{family}: {path}"
     assert opened > 1
