@@ -5,7 +5,7 @@
 
 namespace tarnn {
 
-/// (g, capacity, d) each, float32 or bfloat16, with `length` of them there.
+/// (g, capacity, d) each, float32 or bfloat16, with `length` of them there. v null: values are the first channels of the keys.
 struct Cache {
   void *k, *v;
   Type type;

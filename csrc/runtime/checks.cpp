@@ -64,6 +64,7 @@ class Checks : Expectations {
       case Kind::combine: return combine(x);
       case Kind::rotate: return rotate(x);
       case Kind::clamp: return counts(x, 1, 1, 0, 2), same(x.in(), x.out());
+      case Kind::concat: return concat(x);
       case Kind::features: return features(x);
       case Kind::head_product: return head_product(x);
       case Kind::to_bytes: return to_bytes(x);
@@ -131,7 +132,9 @@ class Checks : Expectations {
     state(x, 0, (taps - 1) * channels);
   }
   void softmax(const Instruction& x) const {
-    counts(x, 1, 3, 0, 1, 2);
+    const bool of_keys = x.inputs() == 2;  // values are the first channels of the keys
+    counts(x, 1, of_keys ? 2 : 3, 0, 1, of_keys ? 1 : 2);
+    if (of_keys) return values_of_keys(x);
     keys_and_values(x);
     caches(x, 0, x.in(1).heads);
   }
@@ -139,6 +142,12 @@ class Checks : Expectations {
     const Operand &q = x.in(0), &k = x.in(1), &v = x.in(2);
     need(k.heads == v.heads && x.out().heads == q.heads && x.out().width == v.width, "its values have another shape");
     need(q.width == k.width && q.heads % k.heads == 0 && phase_.units == k.heads, "its heads do not fit");
+  }
+  void values_of_keys(const Instruction& x) const {
+    const Operand &q = x.in(0), &k = x.in(1);
+    need(x.out().heads == q.heads && x.out().width <= k.width, "its values have another shape");
+    need(q.width == k.width && q.heads % k.heads == 0 && phase_.units == k.heads, "its heads do not fit");
+    cache(x, 0, k.heads, k.width);
   }
   void hybrid(const Instruction& x) const {
     need(x.outputs == 1 && x.inputs() == 3, "it has another number of operands");
@@ -275,6 +284,15 @@ class Checks : Expectations {
     const Index half = whole(x.integer(0), 1, x.in().width / 2);
     whole(x.integer(1), 0, 1);
     need(x.in(1).heads == 1 && x.in(1).size() == 2 * half, "its angles are not as many as its pairs");
+  }
+  void concat(const Instruction& x) const {
+    counts(x, 1, x.inputs());
+    Index width = 0;
+    for (Index i = 0; i < x.inputs(); ++i) {
+      need(x.in(i).heads == x.out().heads && x.in(i).slot != x.out().slot, "its parts have other heads, or lie where it writes");
+      width += x.in(i).width;  // of a slot's width at most, and inputs are few
+    }
+    need(width == x.out().width, "its parts have another width together");
   }
   void features(const Instruction& x) const {
     counts(x, 2, 1, 4, 5);

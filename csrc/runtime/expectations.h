@@ -32,12 +32,13 @@ class Expectations {
     const State& s = p_.states[static_cast<std::size_t>(x.state(i))];
     need(s.size == size && s.of == of, "a state has another size");
   }
+  void cache(const Instruction& x, Index i, Index heads, Index width) const {
+    state(x, i, heads * width, State::Of::grows);
+    need(p_.states[static_cast<std::size_t>(x.state(i))].heads == heads, "a cache has other heads");
+  }
   /// Keys and values of so many heads, which grow.
   void caches(const Instruction& x, Index first, Index heads) const {
-    for (Index i = 0; i < 2; ++i) {
-      state(x, first + i, heads * x.in(1 + i).width, State::Of::grows);
-      need(p_.states[static_cast<std::size_t>(x.state(first + i))].heads == heads, "a cache has other heads");
-    }
+    for (Index i = 0; i < 2; ++i) cache(x, first + i, heads, x.in(1 + i).width);
   }
   /// Room for whole panels behind an output of a product.
   void panels(const Operand& o, Index outputs) const {

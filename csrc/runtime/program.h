@@ -13,7 +13,7 @@ namespace tarnn::runtime {
 enum class Kind : Index {
   nothing, product, filter, softmax, linear, delta, low_rank_delta, mix, head, hybrid, experts, selective_scan, diagonal_scan,
   first_of_rows,
-  embed = first_of_rows, angles, norm, combine, rotate, features, head_product, to_bytes, filter_rows, clamp, route,
+  embed = first_of_rows, angles, norm, combine, rotate, features, head_product, to_bytes, filter_rows, clamp, route, concat,
   count
 };
 

@@ -112,7 +112,7 @@ class RingHead {
     for (Index r = 0; r < t_.r; ++r) weigh(scores + r * keys_a_block, n, partial + r * ldp), clear(partial + r * ldp + 2, whole<float>(x_.e));
     tiles([&](Index at, Index keys, float* weights, Index r) {
       const float* next = asks && r == 0 ? s_.k + (x_.room + at) * x_.d : nullptr;  // the next head's keys
-      sum_values<Same<float>>(s_.v + at * x_.e, next, weights, x_.e, keys, partial + r * ldp + 2);
+      sum_values<Same<float>>(s_.v + at * x_.e, x_.e, next, weights, x_.e, keys, partial + r * ldp + 2);
     });
   }
 

@@ -26,7 +26,7 @@ TARNN_INLINE void in_format(const Cache& cache, F f) {
   else f(Same<float>());
 }
 
-/// Writes the key (d) and value (e) of one head behind the others.
+/// Writes the key (d) and value (e), if it is kept, of one head behind the others.
 inline void append(const Cache& cache, Index head, Index d, Index e, const float* key, const float* value) {
   const Index place = head * cache.capacity + cache.length;
   in_format(cache, [&](auto format) {
@@ -40,7 +40,8 @@ inline void append(const Cache& cache, Index head, Index d, Index e, const float
       Format::store(lanes, read(from + c, n - c));  // and no more: what lies behind may be another thread's
       std::copy_n(lanes, n - c, to + c);
     };
-    put(key, d, static_cast<Stored*>(cache.k) + place * d), put(value, e, static_cast<Stored*>(cache.v) + place * e);
+    put(key, d, static_cast<Stored*>(cache.k) + place * d);
+    if (cache.v) put(value, e, static_cast<Stored*>(cache.v) + place * e);
   });
 }
 
@@ -101,12 +102,12 @@ void score_keys(const Stored* keys, const Stored* next, bool near, const float* 
   }
 }
 
-/// N vectors of channels from `at` on: out += Σ_j weight_j v_j.
+/// N vectors of channels from `at` on: out += Σ_j weight_j v_j. Values (d) are ldv apart.
 template <typename Format, int N, typename Stored = typename Format::Stored>
-TARNN_INLINE void sum_columns(const Stored* values, const Stored* next, const float* weights, Index d, Index at, Index n, float* out) {
+TARNN_INLINE void sum_columns(const Stored* values, Index ldv, const Stored* next, const float* weights, Index d, Index at, Index n, float* out) {
   Vec<float> sums[N];
   unrolled<N>([&](auto i) TARNN_LAMBDA { sums[i] = load(out + at + i * width<float>); });
-  for (Index j = 0; j < n; ++j, values += d) {
+  for (Index j = 0; j < n; ++j, values += ldv) {
     unrolled<N>([&](auto i) TARNN_LAMBDA {
       const Index c = at + i * width<float>;
       const bool in_part = N == 1 && d - c < width<float>;
@@ -118,10 +119,10 @@ TARNN_INLINE void sum_columns(const Stored* values, const Stored* next, const fl
 }
 
 template <typename Format, typename Stored = typename Format::Stored>
-void sum_values(const Stored* values, const Stored* next, const float* weights, Index d, Index n, float* out) {
+void sum_values(const Stored* values, Index ldv, const Stored* next, const float* weights, Index d, Index n, float* out) {
   for (Index c = 0; c < d;) {
-    if (d - c >= 4 * width<float>) sum_columns<Format, 4>(values, next, weights, d, c, n, out), c += 4 * width<float>;
-    else sum_columns<Format, 1>(values, next, weights, d, c, n, out), c += width<float>;
+    if (d - c >= 4 * width<float>) sum_columns<Format, 4>(values, ldv, next, weights, d, c, n, out), c += 4 * width<float>;
+    else sum_columns<Format, 1>(values, ldv, next, weights, d, c, n, out), c += width<float>;
   }
 }
 
@@ -152,12 +153,13 @@ void attend_block_in(const Cache& cache, Index head, Index d, Index e, Index blo
   const auto partial_of = [&](Index r) { return of.partial + r / of.each * of.ld_token + r % of.each * of.ldp; };
   const Index n = keys_of(queries - 1), tile = queries > 1 ? keys_a_tile : n;
   const Index at = head * cache.capacity + begin;
-  const Stored *keys = static_cast<const Stored*>(cache.k) + at * d, *values = static_cast<const Stored*>(cache.v) + at * e;
+  const Index ldv = cache.v ? e : d;
+  const Stored *keys = static_cast<const Stored*>(cache.k) + at * d, *values = cache.v ? static_cast<const Stored*>(cache.v) + at * e : keys;
   // the processor sees long blocks coming; of short ones, the first asks for what comes next: its values, the next head's keys
   const bool asks = cache.length < keys_a_block;
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
-      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * e : nullptr, asks || r > 0, of.q + r * of.ldq,
+      score_keys<Format>(keys + j * d, asks && r == 0 && cache.v ? values + j * ldv : nullptr, asks || r > 0, of.q + r * of.ldq,
                          d, smaller(tile, keys_of(r) - j), of.scores + r * keys_a_block + j);
   for (Index r = 0; r < queries; ++r) {
     if (keys_of(r) <= 0) continue;
@@ -168,7 +170,7 @@ void attend_block_in(const Cache& cache, Index head, Index d, Index e, Index blo
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
       if (keys_of(r) > j)
-        sum_values<Format>(values + j * e, asks && r == 0 ? next + j * d : nullptr, of.scores + r * keys_a_block + j, e,
+        sum_values<Format>(values + j * ldv, ldv, asks && r == 0 ? next + j * d : nullptr, of.scores + r * keys_a_block + j, e,
                            smaller(tile, keys_of(r) - j), partial_of(r) + 2);
 }
 

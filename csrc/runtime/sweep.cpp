@@ -27,6 +27,7 @@ void run_rows(const Instruction& x, const View& at, Index row, Index rows) {
     case Kind::combine: combine(x, at, i); break;
     case Kind::rotate: rotate(x, at, i); break;
     case Kind::clamp: clamp(x, at, i); break;
+    case Kind::concat: concat(x, at, i); break;
     case Kind::to_bytes: to_bytes(x, at, i); break;
     case Kind::route: route(x, at, i); break;
     default: break;

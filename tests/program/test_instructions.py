@@ -16,6 +16,7 @@ from tarnn.program.recording import (
     Recorder,
     apply,
     clamp,
+    concat,
     delta,
     features,
     filter,
@@ -89,6 +90,10 @@ SIMPLE = {
     ),
     "products behind one another": (lambda r, x: products(x, W, BLOCKS), lambda x: x @ torch.cat([W, BLOCKS.flatten(0, 1)]).T),
     "clamp": (lambda r, x: clamp(x, -0.5, 0.25), lambda x: x.minimum(torch.tensor(0.25)).maximum(torch.tensor(-0.5))),
+    "concat": (
+        lambda r, x: concat(heads(x, 3), heads(x.split(3, 9)[1], 3), heads(x.split(3, 9)[0], 3)),
+        lambda x: torch.cat([y.unflatten(1, (3, -1)) for y in (x, x[:, 3:], x[:, :3])], 2).flatten(1),
+    ),
     "head_product": (
         lambda r, x: head_product(heads(x, 3), *HEADED),
         lambda x: torch.einsum("hon,thn->tho", HEADED[0], x.unflatten(1, (3, 4))).add(HEADED[1]).flatten(1),

@@ -15,6 +15,7 @@ from tarnn.program.recording import (
     Register,
     apply,
     clamp,
+    concat,
     delta,
     features,
     filter,
@@ -124,6 +125,15 @@ class Drawn:
         q, k = (rotate(y, frequencies, interleaved=interleaved) for y in (q, k))
         return softmax(q, k, v, self.record.state("KVCache"), scale=0.4)
 
+    def latent_softmax(self, x: Register) -> Register:
+        """Draw what latent attention has: one key, the first channels of which are the values of all heads."""
+        state, frequencies = self.record.state("KVCache"), self.weight(1, scale=1).abs()
+        n, e = self.random.choice([(3, 7), (2, 19)])
+        turned = [rotate(heads(self.into(x, 2 * h), h), frequencies, interleaved=True) for h in (n, 1)]
+        q = concat(head_product(heads(self.into(x, 4 * n), n), self.weight(n, e, 4)), turned[0])
+        k = concat(norm(self.into(x, e), eps=1e-6), turned[1])
+        return head_product(softmax(q, k, e, state, scale=0.4), self.weight(n, 3, e))
+
     def linear(self, x: Register) -> Register:
         q_heads, k_heads, v_heads = self.random.choice([(6, 3, 3), (3, 3, 3), (2, 2, 4)])
         q, k, v = self.qkv(x, q_heads, k_heads, v_heads, 3, 5)
@@ -232,8 +242,8 @@ class Drawn:
 
 
 MIXERS = (
-    Drawn.softmax, Drawn.gated_softmax, Drawn.linear, Drawn.state_space, Drawn.delta, Drawn.low_rank_delta, Drawn.hybrid,
-    Drawn.selective_scan, Drawn.diagonal_scan,
+    Drawn.softmax, Drawn.gated_softmax, Drawn.latent_softmax, Drawn.linear, Drawn.state_space, Drawn.delta,
+    Drawn.low_rank_delta, Drawn.hybrid, Drawn.selective_scan, Drawn.diagonal_scan,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import copy
 import torch
 import transformers as hf
 
+from support.latent_variants import LATENT_VARIANTS
 from support.published_configs import PUBLISHED
 from support.ssd_variants import SSD_VARIANTS
 from tarnn.program.definition import new_states, run
@@ -65,6 +66,7 @@ VARIANTS = {  # other options that a family has
         "tie_word_embeddings": False,
     }),
     "biases, a group": ("Mamba-Codestral-7B", {"use_bias": True, "use_conv_bias": False, "n_groups": 1}),
+    **LATENT_VARIANTS,
     **SSD_VARIANTS,
 }  # fmt: skip
 
@@ -92,7 +94,7 @@ def model_of(name):
                 else:
                     x.add_(torch.randn_like(x), alpha=0.2)
             for path, x in model.named_buffers():
-                if path.endswith("expert_bias"):
+                if path.endswith(("expert_bias", "e_score_correction_bias")):
                     x.normal_(std=0.3)
         MODELS[name] = model
     return MODELS[name]

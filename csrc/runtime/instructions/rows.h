@@ -101,6 +101,18 @@ inline void norm(const Instruction& x, const View& at, Index row) {
   }
 }
 
+/// The inputs' heads side by side: of each head first those numbers of the first input, then of the next.
+inline void concat(const Instruction& x, const View& at, Index row) {
+  const Operand& out = x.out();
+  const Index heads = at.part(out).heads;
+  float* to = at.at(out, row);
+  for (Index i = 0; i < x.inputs(); to += x.in(i).width, ++i) {
+    const Index n = x.in(i).width;
+    const float* from = at.at(x.in(i), row);
+    for (Index head = 0; head < heads; ++head) std::copy_n(from + head * n, n, to + head * out.width);
+  }
+}
+
 enum class Other : Index { none, same, per_head, channels, all, heads, number, count };
 enum class Operation : Index { none, add, mul, count };
 

@@ -7,7 +7,8 @@
 namespace tarnn::runtime {
 namespace TARNN_ISA {
 
-/// Inputs: q, k, v. numbers: what scores are multiplied with beyond 1/√d. states: keys and values. Its units are the key heads; `first` is the first
+/// Inputs: q, k, v; without v values are the first channels of the keys, which alone are kept. numbers: what scores are multiplied with
+/// beyond 1/√d. states: keys and values. Its units are the key heads; `first` is the first
 /// of the two states, and `head` the one that the unit has in them.
 class Softmax {
  public:
@@ -22,16 +23,17 @@ class Softmax {
 
   Softmax(const Instruction& x, const View& at) : Softmax(x, at, 0, at.unit) {}
   Softmax(const Instruction& x, const View& at, Index first, Index head)
-      : x_(x), at_(at), d_(x.in().width), e_(x.in(2).width), r_(x.in(0).heads / x.in(1).heads), first_(first), head_(head) {}
+      : x_(x), at_(at), d_(x.in().width), e_(x.out().width), r_(x.in(0).heads / x.in(1).heads), first_(first), head_(head) {}
 
   /// The cache of a row's sequence as it is when the row comes.
   Cache cache(Index row) const {
-    const Memory &keys = at_.call().memories[x_.state(first_)], &values = at_.call().memories[x_.state(first_ + 1)];
     const Index i = at_.sequence(row);
-    return {keys.grown[i].at, values.grown[i].at, keys.grown[i].type, keys.grown[i].capacity, at_.position(row)};
+    const auto grown = [&](Index state) { return at_.call().memories[x_.state(state)].grown[i]; };
+    const Grown keys = grown(first_);
+    return {keys.at, has_values() ? grown(first_ + 1).at : nullptr, keys.type, keys.capacity, at_.position(row)};
   }
 
-  void put_key(Index row) const { append(cache(row), head_, d_, e_, at_.at(x_.in(1), row), at_.at(x_.in(2), row)); }
+  void put_key(Index row) const { append(cache(row), head_, d_, e_, at_.at(x_.in(1), row), has_values() ? at_.at(x_.in(2), row) : nullptr); }
 
   /// One block of keys, for rows of a sequence that follow on one another.
   void attend_part(Index row, Index rows, Index block) const {
@@ -61,7 +63,7 @@ class Softmax {
     for (Index i = 0; i < c.b; ++i) most = std::max(most, c.positions[i] + c.start(i + 1) - c.start(i));
     return key_blocks(most);
   }
-  static Index parts_of_row(const Instruction& x, const Call& c) { return x.in(0).heads * most_parts(c) * partial_size(x.in(2).width); }
+  static Index parts_of_row(const Instruction& x, const Call& c) { return x.in(0).heads * most_parts(c) * partial_size(x.out().width); }
 
   /// Where the parts of a query lie.
   float* parts(Index row, Index r) const {
@@ -70,6 +72,8 @@ class Softmax {
   }
 
  private:
+  bool has_values() const { return x_.inputs() > 2; }
+
   const Instruction& x_;
   const View& at_;
   const Index d_, e_, r_, first_, head_;

@@ -6,6 +6,7 @@ Each module is compared with that of a fresh model of the same config, which is 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -245,6 +246,8 @@ def _same(x: Any, y: Any) -> bool:
         return len(x) == len(y) and all(map(_same, x, y))
     if isinstance(x, dict):
         return x.keys() == y.keys() and all(_same(x[name], y[name]) for name in x)
+    if isinstance(x, partial):
+        return _same((x.func, x.args, x.keywords), (y.func, y.args, y.keywords))
     if callable(x) and hasattr(x, "__qualname__"):
         return (x.__module__, x.__qualname__) == (y.__module__, y.__qualname__)
     if hasattr(x, "__dict__") and not callable(x):

@@ -89,11 +89,14 @@ class LM:
             if self.tokenizer is None:
                 raise ValueError("this model was loaded without a tokenizer; give token ids, or load(…, tokenizer=…).")
             data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-            return torch.from_numpy(prompt_ids(self.tokenizer, data, vocab_size, starts=starts))
+            ids = torch.from_numpy(prompt_ids(self.tokenizer, data, vocab_size, starts=starts))
+            self.opened.check_text(ids)
+            return ids
         ids = torch.as_tensor(text, dtype=torch.int64).reshape(-1)
         if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocab_size):
             wrong = next(int(x) for x in (ids.min(), ids.max()) if not 0 <= x < vocab_size)
             raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong}.")
+        self.opened.check_text(ids)
         return ids
 
     @torch.no_grad()
@@ -136,6 +139,7 @@ class LM:
     def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         """Return the logits after each token of rows of the same length, from the beginning."""
         ids, _ = check_tokens(torch.as_tensor(ids), None, self.opened.config.vocab_size)
+        self.opened.check_text(ids)
         check_length(self.opened.config, ids.shape[1])
         state = self.opened.new_state(*ids.shape)
         if self.opened.weights is None:  # a step in plain PyTorch, which gives the last ones alone

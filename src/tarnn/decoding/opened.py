@@ -9,6 +9,7 @@ import torch
 
 from tarnn.decoding.contents import Contents
 from tarnn.decoding.loop import Step
+from tarnn.families.composites import check_text
 from tarnn.models.state import ModelState
 
 
@@ -57,6 +58,10 @@ class Opened:
     def num_bytes(self) -> int:
         """The bytes of weights and tables, as they were opened."""
         return self.contents.num_bytes
+
+    def check_text(self, ids: Any) -> None:
+        """Raise UserError for tokens (tensor or array) that stand for images or sounds, which the text model can't read."""
+        check_text(ids, self.fields)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -141,7 +141,7 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
         step = FusedStep(model, weights)
     except Refusal as error:
         raise UserError(f"this {type(model).__name__} can't be run by tarnn: {error.__cause__}.") from error
-    config, dtype = model.config, model.dtype
+    config, dtype = model.config.get_text_config(), model.dtype
     numbers = key_numbers(step.runtime.program)
     ends = getattr(model.generation_config, "eos_token_id", None)
     return Opened(
@@ -151,7 +151,7 @@ def _of_transformers(model: Any, weights: str | None) -> Opened:
         new_state=step.new_state,
         config=Limits(config.vocab_size, getattr(config, "max_position_embeddings", None)),
         architecture=type(model).__name__,
-        fields=config.to_dict(),
+        fields=model.config.to_dict(),
         weights=step.weights,
         dtype=dtype,
         key_bytes=numbers * dtype.itemsize,

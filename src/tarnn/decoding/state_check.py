@@ -65,14 +65,15 @@ def _fits(layer: State, row: State, batch_size: int) -> bool:
 def _fit(rows: Sequence[KVCache], wanted: KVCache) -> bool:
     """Compare caches of single rows with the wanted one; a server does so whenever its rows change."""
     _, g, _, d = wanted.k.shape
+    e = wanted.v.shape[-1]
     return all(
-        x.shape == (1, g, cache.capacity, d)
+        x.shape == (1, g, cache.capacity, width)
         and x.dtype == rows[0].k.dtype
         and x.dtype in (torch.float32, torch.bfloat16)
         and x.device.type == "cpu"
         and x.is_contiguous()
         for cache in rows
-        for x in (cache.k, cache.v)
+        for x, width in ((cache.k, d), (cache.v, e))
     ) and all(cache.mask is None for cache in rows)
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tarnn.errors import UserError
+from tarnn.families.composites import COMPOSITES, text_of
 from tarnn.families.config import Config
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -15,6 +16,9 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "falcon_mamba": "mamba",
     "granitemoehybrid": "granitemoehybrid",
     "jamba": "jamba",
+    **dict.fromkeys(COMPOSITES, "composites"),
+    "bailing_hybrid": "bailing_hybrid",
+    "kimi_linear": "kimi_linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
     "lfm3": "lfm3",
@@ -40,16 +44,47 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "xlstm": "xlstm",
 }
 
+HYPER = "hyper-connections between several residual streams, and an indexer that picks the keys of its attention"
+GRANITE = "a plain Granite model of text, with softmax in all layers and multipliers"
+INKLING = "scores of softmax with a bias for each distance, which every query makes for itself"
+INKLING_2 = "filters whose taps the token itself makes, and attention over what earlier layers put out"
+INKLING_LOOP = "layers that run several times over and send each other messages"
+QWEN_4 = "embeddings of n-grams by hashes, gated residuals, and an indexer that picks the keys of its attention"
+ZAYA = "filters across the channels of a head, and routers that read those of the layer before"
+LACKING = {  # model_type: what tarnn has not, for models that are not among FAMILIES
+    **dict.fromkeys(("glm5_next", "glm5_next_text"), HYPER),
+    **dict.fromkeys(("granite4_vision", "granite4_vision_text"), GRANITE),
+    **dict.fromkeys(("inkling_mm_model", "inkling_text"), INKLING),
+    **dict.fromkeys(("inkling2", "inkling2_text"), INKLING_2),
+    **dict.fromkeys(("inkling2_loop", "inkling2_loop_text"), INKLING_LOOP),
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), QWEN_4),
+    "nemo_speechlm": "a reader of the text model inside this model of sound",
+    "nemotron_h_omni": "a reader of the text model inside this model of images and sound",
+    "rwkv": "RWKV-4's recurrence, per channel and with a bonus for the token itself (RWKV-7 opens)",
+    "zamba": "a file that reads its folders (Zamba2 opens)",
+    "zaya": ZAYA,
+}
+
 
 def family_of(config: Config) -> Callable[[Config, Weights], Program]:
     """Return the function that writes the program of this config. Raises UserError for a model_type that is not known."""
     name = config.model_type
+    if name not in FAMILIES and name in LACKING:
+        raise UserError(f"{config.place}: models of type {name!r:.60} are not handled: tarnn lacks {LACKING[name]}.")
     if name not in FAMILIES:
         raise UserError(
             f"{config.place}: models of type {name!r:.60} are not handled; expected one of {', '.join(sorted(FAMILIES))}."
         )
+    if name in COMPOSITES:
+        return program_of_text
     program: Callable[[Config, Weights], Program] = import_module(f"tarnn.families.{FAMILIES[name]}").program
     return program
+
+
+def program_of_text(config: Config, weights: Weights) -> Program:
+    """Write the program of a composite's text model."""
+    text, of_text = text_of(config, weights)
+    return family_of(text)(text, of_text)
 
 
 def open_program(folder: str | Path) -> Program:

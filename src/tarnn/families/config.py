@@ -138,16 +138,17 @@ class Config:
             self._inner[key] = Config(value, f"{self.place}, {key}")
         return self._inner[key]
 
-    def text(self) -> "Config":
+    def text(self, *, tied: bool | None = None, **defaults: Any) -> "Config":
         """Return the config of the text model inside a composite (of text and images), or this one where it is none.
 
-        `tie_word_embeddings` beside text_config counts more than the one in it, as in transformers.
+        `tie_word_embeddings` beside text_config counts more than the one in it, as in transformers; tied: its default there.
+        defaults: values of keys that the text model's config lacks.
         """
         if not isinstance(self._values.get("text_config"), Mapping):
             return self
-        fields = dict(self._values["text_config"])
-        if self.get("tie_word_embeddings") is not None:
-            fields["tie_word_embeddings"] = self._values["tie_word_embeddings"]
+        fields = defaults | {key: x for key, x in self._values["text_config"].items() if x is not None}
+        if (outer := self.get("tie_word_embeddings", tied)) is not None:
+            fields["tie_word_embeddings"] = outer
         self.skip("text_config", "model_type")
         return Config(fields, f"{self.place}, text_config", self)
 

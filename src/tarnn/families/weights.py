@@ -55,11 +55,15 @@ class Source:
 
 
 class Weights:
-    """The tensors of a source whose names begin with `prefix`, by the rest of their names."""
+    """The tensors of a source whose names begin with `prefix`, by the rest of their names.
 
-    def __init__(self, source: Source, prefix: str = ""):
+    renamed: (what whole names begin with here, what they begin with in the source).
+    """
+
+    def __init__(self, source: Source, prefix: str = "", renamed: tuple[str, str] = ("", "")):
         self._source = source
         self._prefix = prefix
+        self._renamed = renamed
 
     @classmethod
     def read(cls, folder: str | Path) -> "Weights":
@@ -83,44 +87,54 @@ class Weights:
         return self._source.place
 
     def __contains__(self, name: str) -> bool:
-        return self._prefix + name in self._source.header
+        return self._whole(name) in self._source.header
 
     def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._source.header if name.startswith(self._prefix))
+        prefix = self._whole("")
+        return (name.removeprefix(prefix) for name in self._source.header if name.startswith(prefix))
 
     def __getitem__(self, name: str) -> Tensor:
         """Take a tensor: on the CPU, in the type of the file, to be read only. Raises UserError where it is missing."""
         self.shape(name)
         self.skip(name)
-        self._source.used.add(self._prefix + name)
-        return self._source.read(self._prefix + name)
+        self._source.used.add(self._whole(name))
+        return self._source.read(self._whole(name))
 
     def get(self, name: str, shape: tuple[int, ...], *, whole: bool = False) -> Tensor:
         """Take a tensor that must have this shape, and a floating type. whole: it must have whole numbers instead."""
         if self.shape(name) != shape:
             raise UserError(
-                f"{self.place} has {self._prefix}{name} of shape {self.shape(name)} where the config calls for {shape}. "
+                f"{self.place} has {self._whole(name)} of shape {self.shape(name)} where the config calls for {shape}. "
                 f"{FOREIGN}"
             )
         if self.dtype(name).is_floating_point == whole:
-            kind = f"has {self._prefix}{name} in {self.dtype(name)}"
+            kind = f"has {self._whole(name)} in {self.dtype(name)}"
             raise UserError(f"{self.place} {kind}; expected {'whole' if whole else 'real'} numbers. {INTACT}")
         return self[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, without taking it. Raises UserError where it is missing."""
         if name not in self:
-            raise UserError(f"{self.place} lacks the weights {self._prefix}{name}. {FOREIGN}")
-        return self._source.header[self._prefix + name][1]
+            raise UserError(f"{self.place} lacks the weights {self._whole(name)}. {FOREIGN}")
+        return self._source.header[self._whole(name)][1]
 
     def dtype(self, name: str) -> torch.dtype:
         """Return a tensor's type, without taking it."""
         self.shape(name)
-        return KINDS[self._source.header[self._prefix + name][0]]
+        return KINDS[self._source.header[self._whole(name)][0]]
 
     def under(self, prefix: str) -> "Weights":
         """Return the tensors whose names begin with `prefix` as weights of their own, by the rest of their names."""
-        return Weights(self._source, self._prefix + prefix)
+        return Weights(self._source, self._prefix + prefix, self._renamed)
+
+    def renamed(self, here: str, there: str) -> "Weights":
+        """Return the same tensors, where names that begin with `here` stand for those that begin with `there`."""
+        return Weights(self._source, self._prefix, (here, there))
+
+    def _whole(self, name: str) -> str:
+        """Return a tensor's whole name in the source."""
+        whole, (here, there) = self._prefix + name, self._renamed
+        return there + whole.removeprefix(here) if whole.startswith(here) else whole
 
     def tied(self, name: str, other: str, shape: tuple[int, ...]) -> Tensor:
         """Take `other`, whose numbers `name` stands for. If `name` is there too, it must have the same numbers."""
@@ -128,10 +142,10 @@ class Weights:
         if name not in self:
             return x
         copy = self.get(name, shape)
-        self._source.used.discard(self._prefix + name)  # these numbers are there already
+        self._source.used.discard(self._whole(name))  # these numbers are there already
         if not torch.equal(copy, x):
             raise UserError(
-                f"{self.place} has other numbers in {self._prefix}{name} than in {self._prefix}{other}, which the config "
+                f"{self.place} has other numbers in {self._whole(name)} than in {self._whole(other)}, which the config "
                 "ties (tie_word_embeddings). Set it to false in config.json if the model was trained so."
             )
         return x
@@ -175,11 +189,15 @@ class Weights:
             name: (NAMES[dtype] if kind in FLOATS and ADDED not in name else kind, shape)
             for name, (kind, shape) in source.header.items()
         }
-        return Weights(replace(source, header=header, read=read), self._prefix)
+        return Weights(replace(source, header=header, read=read), self._prefix, self._renamed)
 
     def skip(self, *names: str) -> None:
         """Mark tensors that change no number."""
-        self._source.taken.update(self._prefix + name for name in names)
+        self._source.taken.update(map(self._whole, names))
+
+    def skip_matching(self, *patterns: str) -> None:
+        """Mark tensors that other parts of the model have, by patterns of whole names."""
+        self._source.taken.update(x for x in self.left() if any(fnmatchcase(x, pattern) for pattern in patterns))
 
     def check_all_taken(self, *may_leave: str) -> None:
         """Refuse tensors of the source that were not taken. may_leave: patterns of whole names, as "mtp.*"."""

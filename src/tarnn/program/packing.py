@@ -45,6 +45,7 @@ KINDS = [
     "filter_rows",
     "clamp",
     "route",
+    "concat",
 ]
 
 

@@ -13,7 +13,7 @@ from tarnn.program.instructions import View
 
 OF_UNITS = ("softmax", "linear", "delta", "low_rank_delta", "hybrid")  # spread over units of heads
 SPREADING = ("product", "filter", "mix", "head", "experts", "selective_scan", "diagonal_scan", *OF_UNITS)
-BEFORE = ("norm", "rotate", "features", "head_product", "combine")
+BEFORE = ("norm", "rotate", "features", "head_product", "combine", "concat")
 AFTER = ("norm", "combine", "rotate")
 
 
@@ -35,7 +35,7 @@ class Phase:
 
 def units_of(x: Operation) -> int:
     """Heads that are tasks: the key heads, or, where values are grouped, the states."""
-    k, v = x.inputs[1], x.inputs[2]
+    k, v = x.inputs[1], x.inputs[-1] if x.kind == "softmax" else x.inputs[2]
     if x.kind == "linear" and v.heads != k.heads:
         return max(k.heads, v.heads)
     return gcd(k.heads, v.heads) if x.kind == "delta" else k.heads

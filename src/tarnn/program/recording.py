@@ -181,11 +181,10 @@ def heads(x: Register, num_heads: int) -> Register:
 
 
 def concat(*parts: Register) -> Register:
-    """Copy registers side by side into one."""
-    whole = parts[0].record.room(sum(x.size for x in parts))
-    for x, part in zip(parts, whole.split(*(x.size for x in parts)), strict=True):
-        x.record.add("apply", (x,), [part], numbers={"function": "identity"})
-    return whole
+    """Put the heads of several registers side by side: each head has the numbers of the first, then those of the next."""
+    first = parts[0]
+    _check(len({x.heads for x in parts}) == 1, f"parts of {', '.join(f'{x.heads} × {x.width}' for x in parts)} numbers")
+    return first.record.add("concat", parts, [(first.heads, sum(x.width for x in parts))])[0]
 
 
 def product(
@@ -280,11 +279,19 @@ def filter(
     return x.record.add("filter", (x,), [(1, n)], _some(taps=taps, bias=bias), {"function": function}, states)[0]
 
 
-def softmax(q: Register, k: Register, v: Register, state: LayerState, *, scale: float) -> Register:
-    """Softmax attention over all tokens so far; several query heads may share a key head."""
-    _check(q.width == k.width and k.heads == v.heads and q.heads % k.heads == 0, _three("softmax", q, k, v))
-    states = [state.add(name, k.heads, 0, x.width, grows=1) for name, x in (("k", k), ("v", v))]
-    return q.record.add("softmax", (q, k, v), [(q.heads, v.width)], numbers={"scale": scale}, states=states)[0]
+def softmax(q: Register, k: Register, v: Register | int, state: LayerState, *, scale: float) -> Register:
+    """Softmax attention over all tokens so far; several query heads may share a key head.
+
+    v: a number if values are so many first channels of the keys, which are then all that is kept (latent attention).
+    """
+    inputs = (q, k) if isinstance(v, int) else (q, k, v)
+    e, v_heads = (v, k.heads) if isinstance(v, int) else (v.width, v.heads)
+    fits = (
+        q.width == k.width and k.heads == v_heads and q.heads % k.heads == 0 and (len(inputs) == 3 or 0 < e <= k.width)
+    )
+    _check(fits, f"softmax of queries {q.heads} × {q.width}, keys {k.heads} × {k.width}, values {v_heads} × {e}")
+    states = [state.add(name, k.heads, 0, x.width, grows=1) for name, x in zip("kv", inputs[1:], strict=False)]
+    return q.record.add("softmax", inputs, [(q.heads, e)], numbers={"scale": scale}, states=states)[0]
 
 
 def linear(

@@ -31,15 +31,16 @@ def filter(call: Call, states: RowState, x: Tensor) -> tuple[Outputs, RowState]:
     return (y,), (seen[len(x) :],)
 
 
-def softmax(call: Call, states: RowState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Outputs, RowState]:
-    past, shared = states[0].shape[1], q.shape[1] // k.shape[1]
-    k, v = (torch.cat([old, new.movedim(0, 1)], 1) for old, new in zip(states, (k, v), strict=True))  # (g, s, ·)
-    outputs = [q.new_zeros(0, q.shape[1], v.shape[2])]
+def softmax(call: Call, states: RowState, q: Tensor, *kv: Tensor) -> tuple[Outputs, RowState]:
+    past, shared, e = states[0].shape[1], q.shape[1] // kv[0].shape[1], call.instruction.outputs[0].width
+    kept = tuple(torch.cat([old, new.movedim(0, 1)], 1) for old, new in zip(states, kv, strict=True))  # (g, s, ·)
+    k, v = kept[0], kept[-1][..., :e]  # without v: channels of k
+    outputs = [q.new_zeros(0, q.shape[1], e)]
     for i, query in enumerate(q.unflatten(1, (-1, shared))):  # (g, r, d)
         seen = past + i + 1
         weights = (call.number("scale") * query @ k[:, :seen].mT).softmax(-1)
         outputs.append((weights @ v[:, :seen]).flatten(0, 1)[None])
-    return (torch.cat(outputs),), (k, v)
+    return (torch.cat(outputs),), kept
 
 
 def linear(call: Call, states: RowState, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> tuple[Outputs, RowState]:

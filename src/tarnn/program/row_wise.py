@@ -77,6 +77,10 @@ def head(call: Call, x: Tensor) -> Outputs:
     return (cap * (y / cap).tanh() if cap else y,)
 
 
+def concat(call: Call, *parts: Tensor) -> Outputs:
+    return (torch.cat(parts, -1),)
+
+
 def head_product(call: Call, x: Tensor) -> Outputs:
     (weight,), bias = call.weights("weight"), call.weight("bias")
     y = (weight @ x[..., None])[..., 0]  # (n, h, o)
@@ -219,5 +223,5 @@ FEATURES: dict[str, Callable[[Call, Tensor], Tensor]] = {
 }
 
 ROW_WISE: dict[str, Callable[..., Outputs]] = {
-    f.__name__: f for f in (embed, product, head, head_product, add, mul, norm, apply, clamp, rotate, features)
+    f.__name__: f for f in (embed, concat, product, head, head_product, add, mul, norm, apply, clamp, rotate, features)
 }

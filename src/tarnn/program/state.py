@@ -45,7 +45,10 @@ def new_state(
     layers: list[State] = []
     for kind, specs in layers_of(program):
         if kind == "KVCache":
-            k, v = specs
+            k, v = (
+                specs[0],
+                specs[1] if len(specs) > 1 else replace(specs[0], name="v", shape=(*specs[0].shape[:-1], 0)),
+            )
             caches = (KVCache(_zeros(k, capacity, cache_dtype), _zeros(v, capacity, cache_dtype)) for _ in range(rows))
             layers.append(RowCaches(tuple(caches)))
         else:

@@ -95,6 +95,7 @@ def _check_prompt(request: Request, model: ServedModel) -> None:
     if len(prompt) and not (0 <= prompt.min() and prompt.max() < vocab_size):
         wrong = next(int(x) for x in (prompt.min(), prompt.max()) if not 0 <= x < vocab_size)
         raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong}.")
+    model.model.check_text(prompt)
     if begin is not None:
         _check_begin(begin, model)
     length = len(prompt) + (0 if begin is None else len(begin.tokens))

@@ -118,6 +118,8 @@ def api_error_of(error: ValidationError, schema: type[RequestSchema]) -> ApiErro
     name, param = place[0], ".".join(place)[:LONGEST_VALUE]
     if name in schema.refused:
         return bad(schema.refused[name], name, "unsupported_parameter")
+    if wrong["type"] == "not_text":
+        return bad(wrong["msg"], param, "unsupported_parameter")
     if wrong["type"] == "extra_forbidden":
         return bad(f"Unknown parameter: {quoted(param)}.", param, "unknown_parameter")
     if wrong["type"] == "missing":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 20
@@ -22,6 +23,13 @@ REFUSED = {
     "response_format": "response_format is not supported: answers are not held to a grammar. Ask for the format in the prompt.",
     "best_of": "best_of is not supported: ask for n choices with logprobs and take the best yourself.",
     "suffix": "suffix is not supported: the models served here continue a text and don't fill a gap in it.",
+}
+IMAGES = "Images are not supported: the models served here read text alone. Leave them out of the messages."
+SOUNDS = "Sounds are not supported: the models served here read text alone. Leave them out of the messages."
+NOT_TEXT = {
+    **dict.fromkeys(("image_url", "input_image", "image", "video_url", "input_video"), IMAGES),
+    **dict.fromkeys(("input_audio", "audio_url"), SOUNDS),
+    **dict.fromkeys(("file", "input_file"), "Files are not supported: write their text into the message."),
 }
 REFUSED_BY_RESPONSES = {
     "tools": TOOLS,
@@ -129,10 +137,17 @@ def plain_message(role: str, content: str | list[Any]) -> dict[str, str]:
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
+def only_text(kind: Any) -> Any:
+    """Refuse parts of a message that are no text, by the names that OpenAI's API has for them."""
+    if isinstance(kind, str) and kind in NOT_TEXT:
+        raise PydanticCustomError("not_text", "{sentence}", {"sentence": NOT_TEXT[kind]})
+    return kind
+
+
 class ContentPart(RequestSchema):
     """A piece of a message's content."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(only_text)]
     text: str
 
 
@@ -161,7 +176,7 @@ class ChatRequest(ChoicesRequest):
 class InputText(RequestSchema):
     """A piece of a message: a person's text, or an earlier output that is sent again."""
 
-    type: Literal["input_text", "output_text"]
+    type: Annotated[Literal["input_text", "output_text"], BeforeValidator(only_text)]
     text: str
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     logprobs: list[Any] | None = None
