@@ -1,8 +1,8 @@
 // One call of a program: the tokens of some sequences, and their states. And the table of what each instruction set brings.
 #pragma once
 
+#include "runtime/log.h"
 #include "runtime/team.h"
-#include "runtime/program.h"
 
 namespace tarnn::runtime {
 
@@ -31,7 +31,12 @@ struct Call {
   const Memory* memories;
   bool all;  // out is (num_rows, outputs); else of each sequence's last row, (b, outputs)
   float* out;
+  float* hidden = nullptr;        // (num_rows, n), if wanted: what the head reads
+  float* log = nullptr;           // (num_rows, layout->width): states stay as they are
+  const Index* keep = nullptr;    // of each sequence how many tokens of the log enter its states
+  const LogLayout* layout = nullptr;
 
+  bool writes() const { return !log || keep; }
   Index sequence(Index row) const { return sequences ? sequences[row] : row; }
   Index start(Index sequence) const { return starts ? starts[sequence] : sequence; }
   Index position(Index row) const { return positions[sequence(row)] + row - start(sequence(row)); }

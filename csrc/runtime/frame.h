@@ -45,10 +45,17 @@ struct Frame {
   Frame(Scratch& scratch, const Call& call, Index rows);
 };
 
+/// Numbers of a state from the `first` on, where a thread finds them: the call's own, or a copy for the unit that it is at.
+struct StateMemory {
+  float* at;
+  Index first;
+};
+
 /// What one thread has: slots of its own, and scratch of whichever instruction it is at.
 struct Own {
   std::vector<float*> at;
-  char* scratch = nullptr;
+  char *scratch = nullptr, *copies = nullptr;
+  std::vector<StateMemory> memories;  // of each state
 };
 
 /// A thread's view of the frame while it does some rows of one unit, or whole rows.
@@ -74,6 +81,11 @@ struct View {
   }
   /// Numbers of the unit in a row.
   Index size(const Operand& x) const { return part(x).heads * x.width; }
+  /// The numbers of an instruction's i-th state from `offset` on.
+  float* memory(const Instruction& x, Index i, Index offset) const {
+    const StateMemory& m = own.memories[static_cast<std::size_t>(x.state(i))];
+    return m.at + (offset - m.first);
+  }
   Index sequence(Index row) const { return call().sequence(begin + row); }
   Index position(Index row) const { return call().position(begin + row); }
 };

@@ -127,14 +127,16 @@ void give_rows(Index num_rows, Index b, const Maybe& starts, ProgramJob& job) {
   for (Index i = 0; i < b; ++i) job.sequences.insert(job.sequences.end(), static_cast<std::size_t>(from[i + 1] - from[i]), i);
 }
 
-void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Maybe extra, bool every, Tensor out) {
-  const auto opened = registry().get(handle);
+bool fits(const Tensor& x, Index n) { return x.numel() == n && x.has_float32() && x.is_contiguous(); }
+
+/// A call, but for what it does.
+std::shared_ptr<ProgramJob> job_of(std::shared_ptr<const Opened> opened, const Tensor& ids, const Tensor& positions, const Maybe& starts, const std::vector<Tensor>& states) {
   const Program& p = opened->program;
   for (const Tensor* x : {&ids, &positions})
     if (!x->has_int64() || !x->is_contiguous()) throw std::runtime_error("ids and positions are int64 and contiguous.");
   const Index n = ids.numel(), b = positions.numel(), threads = std::max<Index>(1, get_num_threads());
   const auto job = new_job(opened, n, threads);
-  auto* at = static_cast<Index*>(positions.mutable_data_ptr());
+  const auto* at = static_cast<const Index*>(positions.const_data_ptr());
   job->positions.assign(at, at + b);
   give_rows(n, b, starts, *job);
   give_states(p, b, states, *job), check_pairs(p, *job, b);
@@ -143,17 +145,71 @@ void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::
   c.ids = static_cast<const Index*>(ids.const_data_ptr()), c.positions = job->positions.data();
   c.sequences = starts ? job->sequences.data() : nullptr, c.starts = starts ? job->starts.data() : nullptr;
   for (Index i = 0; i < b; ++i) c.most_rows = std::max(c.most_rows, c.start(i + 1) - c.start(i));
-  c.memories = job->memories.data(), c.all = every, c.out = static_cast<float*>(out.mutable_data_ptr());
+  c.memories = job->memories.data();
+  return job;
+}
+
+/// Runs a call that reads tokens. Positions stay as they are.
+std::shared_ptr<ProgramJob> read_tokens(Index handle, const Tensor& ids, const Tensor& positions, const Maybe& starts, const std::vector<Tensor>& states, const Maybe& extra,
+                                        bool every, const Tensor& out, const Tensor* hidden, const Tensor* log) {
+  const auto opened = registry().get(handle);
+  const Program& p = opened->program;
+  const auto job = job_of(opened, ids, positions, starts, states);
+  Call& c = job->call;
+  const Index n = c.num_rows, b = c.b;
+  c.all = every, c.out = static_cast<float*>(out.mutable_data_ptr());
   const Index width = p.phases[0].rows[0].out().size();  // of the embedding
   if (p.extra != extra.has_value() || (extra && (extra->numel() != n * width || !extra->has_float32() || !extra->is_contiguous()))) throw std::runtime_error("the rows to be added are not those of the tokens.");
   c.extra = extra ? static_cast<const float*>(extra->const_data_ptr()) : nullptr, c.extra_width = width;
   if (out.numel() != (every ? n : b) * p.num_outputs || !out.has_float32() || !out.is_contiguous()) throw std::runtime_error("the output has another size or type.");
+  if (hidden) {
+    if (!fits(*hidden, n * p.phases.back().op.in().size())) throw std::runtime_error("the rows that the head reads have no room.");
+    c.hidden = static_cast<float*>(hidden->mutable_data_ptr());
+  }
+  if (log) {
+    if (opened->layout.width < 0) throw std::runtime_error("this program has states that can't be kept as they are.");
+    if (!fits(*log, n * opened->layout.width) || c.most_rows > most_logged) throw std::runtime_error("a log has a row per token, of few tokens of each sequence.");
+    c.log = static_cast<float*>(log->mutable_data_ptr());
+    job->rows_of_block = std::max<Index>(1, n);
+  }
   check_tokens(*opened, c);
-  if (n == 0) return;
   const FlushDenormals flush;
-  run_blocks(job);
-  for (Index i = 0; i < b; ++i) at[i] += job->tokens_of(i);
+  if (n > 0) run_blocks(job);
+  return job;
 }
+
+void program_run(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Maybe extra, bool every, Tensor out, Maybe hidden) {
+  const auto job = read_tokens(handle, ids, positions, starts, states, extra, every, out, hidden ? &*hidden : nullptr, nullptr);
+  auto* at = static_cast<Index*>(positions.mutable_data_ptr());
+  for (Index i = 0; i < job->call.b; ++i) at[i] += job->tokens_of(i);
+}
+
+/// Reads tokens that may not stay.
+void program_verify(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Maybe extra, Tensor out, Tensor hidden, Tensor log) {
+  read_tokens(handle, ids, positions, starts, states, extra, true, out, &hidden, &log);
+}
+
+/// Lets the first tokens of each sequence in that a call with this log has read.
+void program_accept(Index handle, Tensor ids, Tensor positions, Maybe starts, std::vector<Tensor> states, Tensor log, Tensor counts) {
+  const auto opened = registry().get(handle);
+  const auto job = job_of(opened, ids, positions, starts, states);
+  Call& c = job->call;
+  const auto* keep = static_cast<const Index*>(counts.const_data_ptr());
+  if (opened->layout.width < 0 || !fits(log, c.num_rows * opened->layout.width)) throw std::runtime_error("the log is not that of these tokens.");
+  if (counts.numel() != c.b || !counts.has_int64() || !counts.is_contiguous()) throw std::runtime_error("counts are one a sequence, int64.");
+  for (Index i = 0; i < c.b; ++i)
+    if (keep[i] < 0 || keep[i] > std::min(job->tokens_of(i), most_logged)) throw std::runtime_error("a sequence can't have more tokens than were read.");
+  job->kept.assign(keep, keep + c.b);
+  c.log = static_cast<float*>(log.mutable_data_ptr()), c.keep = job->kept.data();
+  job->rows_of_block = std::max<Index>(1, c.num_rows);
+  const FlushDenormals flush;
+  if (c.num_rows > 0 && opened->layout.width > 0) run_blocks(job);
+  auto* at = static_cast<Index*>(positions.mutable_data_ptr());
+  for (Index i = 0; i < c.b; ++i) at[i] += keep[i];
+}
+
+/// Numbers of a log per token; −1: this program has states that can't be kept as they are.
+Index program_log_width(Index handle) { return registry().get(handle)->layout.width; }
 
 Index program_version_read() { return program_version; }
 
@@ -167,16 +223,22 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("program_close(int handle) -> ()");
   m.def("program_phases(int handle) -> int");
   m.def("program_version() -> int");
-  m.def("program_run(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor? extra, bool every, Tensor(c!) out) -> ()");
+  m.def("program_run(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor? extra, bool every, Tensor(c!) out, Tensor(d!)? hidden=None) -> ()");
+  m.def("program_verify(int handle, Tensor ids, Tensor positions, Tensor? starts, Tensor(a!)[] states, Tensor? extra, Tensor(b!) out, Tensor(c!) hidden, Tensor(d!) log) -> ()");
+  m.def("program_accept(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor(c!) log, Tensor counts) -> ()");
+  m.def("program_log_width(int handle) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) {
   m.impl("program_version", TORCH_BOX(&program_version_read));
   m.impl("program_close", TORCH_BOX(&program_close));
   m.impl("program_phases", TORCH_BOX(&program_phases));
+  m.impl("program_log_width", TORCH_BOX(&program_log_width));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
   m.impl("program_open", TORCH_BOX(&program_open));
   m.impl("program_run", TORCH_BOX(&program_run));
+  m.impl("program_verify", TORCH_BOX(&program_verify));
+  m.impl("program_accept", TORCH_BOX(&program_accept));
 }

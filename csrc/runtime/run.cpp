@@ -36,6 +36,7 @@ std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, co
   opened->tables = std::move(tables);
   opened->program = read_program(numbers, count, block, bytes, opened->tables);
   opened->phases_of_block = phases_of_block(opened->program), opened->spread = spread_of(opened->program);
+  opened->layout = layout_of(opened->program);
   opened->kept = std::move(kept);
   return opened;
 }
@@ -44,7 +45,7 @@ std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index 
   const Index each = std::max<Index>(1, std::min(tokens, most_rows * ((threads + 15) / 16))), blocks = (tokens + each - 1) / each;
   auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
   job->rows_of_block = each;
-  job->call.program = &opened->program, job->call.tables = opened->tables.data(), job->call.num_rows = tokens;
+  job->call.program = &opened->program, job->call.tables = opened->tables.data(), job->call.num_rows = tokens, job->call.layout = &opened->layout;
   job->opened = std::move(opened);
   return job;
 }

@@ -14,6 +14,7 @@ struct Opened {
   std::shared_ptr<const void> kept;
   Index phases_of_block = 0;
   Index spread = 1;  // times as many rows go at once as without experts
+  LogLayout layout;
 };
 
 /// Checks and reads a program. Throws std::runtime_error with one sentence.
@@ -26,7 +27,7 @@ struct ProgramJob : Job {
   std::shared_ptr<const Opened> opened;
   Index rows_of_block = 1;  // at least so many, if there are as many
   Call call{};
-  std::vector<Index> sequences, starts, positions;
+  std::vector<Index> sequences, starts, positions, kept;
   std::vector<Memory> memories;
   std::vector<Grown> grown;
 

@@ -63,12 +63,25 @@ std::size_t scratch_of(const Instruction& x) {
   return counting.used();
 }
 
-void lay_out_own(Scratch& scratch, const Program& p, const std::vector<Index>& ld, Own& own) {
+/// Copies of the states of one unit.
+std::size_t copies_of(const Phase& phase, const Program& p) {
+  Scratch counting(nullptr);
+  for (const Index i : phase.op.states) counting.take<float>(p.states[static_cast<std::size_t>(i)].size / phase.units);
+  return counting.used();
+}
+
+void lay_out_own(Scratch& scratch, const Call& c, const std::vector<Index>& ld, Own& own) {
+  const Program& p = *c.program;
   for (std::size_t i = 0; i < p.slots.size(); ++i)
     own.at.push_back(p.slots[i].of == Slot::Of::own ? scratch.take<float>(rows_at_once * ld[i]) : nullptr);
   std::size_t most = 0;
   each_instruction(p, [&](const Instruction& x) { most = std::max(most, scratch_of(x)); });
   own.scratch = scratch.take<char>(static_cast<Index>(most));
+  for (std::size_t i = 0; i < p.states.size(); ++i) own.memories.push_back({c.memories[i].at, 0});
+  if (c.writes()) return;
+  std::size_t copies = 0;
+  for (const Phase& phase : p.phases) copies = std::max(copies, copies_of(phase, p));
+  own.copies = scratch.take<char>(static_cast<Index>(copies));
 }
 
 /// Memory that the frame shares besides its slots: the parts of softmax, and the places of rows by expert.
@@ -89,19 +102,23 @@ void lay_out_parts(Scratch& scratch, const Call& c, Index rows, Frame& frame) {
 /// What one thread does for rows begin … begin + count − 1, together with the others of its team.
 class Sweep {
  public:
-  Sweep(const Frame& frame, const Own& own, Index begin, Index count, Team::Member& team)
+  Sweep(Frame& frame, Own& own, Index begin, Index count, Team::Member& team)
       : call_(frame.call), frame_(frame), own_(own), begin_(begin), count_(count), team_(team) {}
 
   void run() {
-    for (const Phase& p : frame_.program.phases) run_phase(p);
+    const auto& phases = frame_.program.phases;
+    for (std::size_t i = 0; i < phases.size(); ++i)
+      if (!call_.keep) run_phase(phases[i], i);
+      else if (!call_.layout->phases[i].empty()) keep(phases[i], call_.layout->phases[i]);
   }
 
  private:
   View whole() const { return {frame_, own_, begin_}; }
 
-  void run_phase(const Phase& p) {
+  void run_phase(const Phase& p, std::size_t number) {
     const auto then = [&](Index i) {
       for (const Instruction& x : p.rows) run_rows(x, whole(), i, 1);
+      if (number + 1 < frame_.program.phases.size()) note(number + 1, i);
     };
     switch (p.op.kind) {
       case Kind::nothing: return phase(0, [](Index) {}, then);
@@ -110,12 +127,7 @@ class Sweep {
       case Kind::mix: return mix(p.op, then);
       case Kind::experts: return experts(p.op, then);
       case Kind::head: return put_out(p.op);
-      case Kind::filter: {
-        const Index n = p.op.in().size();
-        return over_states((n + panel - 1) / panel, [&](Index row, Index rows, Index i) {
-          filter(p.op, whole(), row, rows, i * panel, smaller(panel, n - i * panel));
-        }, then);
-      }
+      case Kind::filter: return filter_all(p.op, then);
       case Kind::selective_scan: return over_states(channel_blocks(p.op.in()), [&](Index row, Index rows, Index i) { selective_scan(p.op, whole(), row, rows, i); }, then);
       case Kind::diagonal_scan: {
         const Index n = p.op.in().size();
@@ -127,8 +139,58 @@ class Sweep {
     }
   }
 
+  template <typename G>
+  void filter_all(const Instruction& x, G then) {
+    const Index n = x.in().size();
+    over_states((n + panel - 1) / panel, [&](Index row, Index rows, Index i) {
+      filter(x, whole(), row, rows, i * panel, smaller(panel, n - i * panel));
+    }, then);
+  }
+
+  /// What a phase's states will take in of a row, and what the head will read.
+  void note(std::size_t phase, Index row) {
+    const Index of = begin_ + row;
+    if (call_.log)
+      for (const Logged& l : call_.layout->phases[phase]) {
+        const auto slot = static_cast<std::size_t>(l.slot);
+        std::copy_n(frame_.at[slot] + row * frame_.ld[slot] + l.offset, l.size, call_.log + of * call_.layout->width + l.at + l.offset);
+      }
+    const Instruction& x = frame_.program.phases[phase].op;
+    if (call_.hidden && x.kind == Kind::head) std::copy_n(whole().at(x.in(), row), x.in().size(), call_.hidden + of * x.in().size());
+  }
+
+  /// Lets the tokens that stay into the states of a phase: its slots lie in the log meanwhile.
+  void keep(const Phase& p, const std::vector<Logged>& logged) {
+    const std::vector<float*> at = frame_.at;
+    const std::vector<Index> ld = frame_.ld;
+    for (const Logged& l : logged) frame_.at[static_cast<std::size_t>(l.slot)] = call_.log + l.at, frame_.ld[static_cast<std::size_t>(l.slot)] = call_.layout->width;
+    const auto nothing = [](Index) {};
+    if (p.op.kind == Kind::filter) filter_all(p.op, nothing);
+    else if (p.op.kind == Kind::mix) team_.phase(1, [&](Index) { keep_last(p.op); }, [] {});
+    else over_states(p.units, [&](Index row, Index rows, Index unit) { run_unit(p, row, rows, unit); }, nothing);
+    frame_.at = at, frame_.ld = ld;
+  }
+
+  void keep_last(const Instruction& x) {
+    const Index n = x.in().size();
+    for (Index i = 0; i < call_.b; ++i)
+      if (call_.keep[i]) std::copy_n(whole().at(x.in(), call_.start(i) + call_.keep[i] - 1), n, call_.memories[x.state(0)].at + i * n);
+  }
+
+  /// Copies of the states of one unit, for rows that may not stay.
+  void borrow(const Phase& p, Index sequence, Index unit) {
+    Scratch scratch(own_.copies);
+    for (const Index i : p.op.states) {
+      const Index n = frame_.program.states[static_cast<std::size_t>(i)].size / p.units, first = (sequence * p.units + unit) * n;
+      float* to = scratch.take<float>(n);
+      std::copy_n(call_.memories[i].at + first, n, to);
+      own_.memories[static_cast<std::size_t>(i)] = {to, first};
+    }
+  }
+
   /// Rows of one sequence for one unit, some at a time.
   void run_unit(const Phase& p, Index row, Index rows, Index unit) {
+    if (!call_.writes()) borrow(p, call_.sequence(begin_ + row), unit);
     View at{frame_, own_, begin_, row, unit, p.units};
     for (Index n; rows > 0; row += n, rows -= n) {
       n = smaller(rows, rows_at_once);
@@ -141,7 +203,8 @@ class Sweep {
         case Kind::hybrid: HybridHead(p.op, at).run(row, n); break;
         default: break;
       }
-      for (const Instruction& x : p.after) run_rows(x, at, row, n);
+      if (!call_.keep)
+        for (const Instruction& x : p.after) run_rows(x, at, row, n);
     }
   }
 
@@ -199,7 +262,7 @@ class Sweep {
       }
       then(i);
     }, [&] {
-      for (Index i = 0; i < count_; ++i) std::copy_n(at.at(x.in(), i), n, last + call_.sequence(begin_ + i) * n);
+      for (Index i = 0; i < count_ && call_.writes(); ++i) std::copy_n(at.at(x.in(), i), n, last + call_.sequence(begin_ + i) * n);
     });
   }
 
@@ -392,7 +455,8 @@ class Sweep {
     phase((states + each - 1) / each, [&](Index i) {
       for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
         const Index sequence = first + state / units, at = std::max<Index>(0, call_.start(sequence) - begin_);
-        const Index rows = smaller(call_.start(sequence + 1) - begin_, count_) - at;
+        Index rows = smaller(call_.start(sequence + 1) - begin_, count_) - at;
+        if (call_.keep) rows = smaller(rows, call_.keep[sequence]);
         if (rows > 0) task(at, rows, state % units);  // some sequences may have none here
       }
     }, row);
@@ -409,8 +473,8 @@ class Sweep {
   }
 
   const Call& call_;
-  const Frame& frame_;
-  const Own& own_;
+  Frame& frame_;
+  Own& own_;
   const Index begin_;
   Index count_;
   Team::Member& team_;
@@ -426,16 +490,18 @@ std::size_t room(const Call& c, Index rows) {
 std::size_t own_room(const Call& c) {
   Scratch counting(nullptr), unused(nullptr);
   Own own;
-  lay_out_own(counting, *c.program, Frame(unused, c, 1).ld, own);
+  lay_out_own(counting, c, Frame(unused, c, 1).ld, own);
   return counting.used();
 }
+
+static_assert(most_logged <= rows_at_once);  // a filter reads those before only once
 
 void run(const Call& c, Index begin, Index count, void* shared, void* mine, Team::Member& team) {
   Scratch of_all(shared), of_one(mine);
   Frame frame(of_all, c, count);
   lay_out_parts(of_all, c, count, frame);
   Own own;
-  lay_out_own(of_one, *c.program, frame.ld, own);
+  lay_out_own(of_one, c, frame.ld, own);
   Sweep(frame, own, begin, count, team).run();
 }
 

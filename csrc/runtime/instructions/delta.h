@@ -66,7 +66,7 @@ class DeltaHeads {
   Index state_of(Index s) const { return at_.unit * (all_states() / at_.units) + s; }
 
   void one_state(Index s, Index shared, Index row, Index rows) const {
-    float* S = at_.call().memories[x_.state(0)].at + (at_.sequence(row) * all_states() + state_of(s)) * d_ * e_;
+    float* S = at_.memory(x_, 0, (at_.sequence(row) * all_states() + state_of(s)) * d_ * e_);
     over_columns<float>(e_, [&](auto columns, auto part, Index j) TARNN_LAMBDA {
       for (Index i = 0; i < rows; ++i)
         for (Index r = 0; r < shared; ++r)

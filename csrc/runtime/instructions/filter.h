@@ -10,8 +10,9 @@ constexpr Index most_taps = 32;
 
 /// n channels from `from` to `to` (they may be the same), rows ldf and ldt apart. tokens: the last width − 1 inputs of this sequence, `channels` apart, the
 /// oldest first; weights: [width][ldw]. A row's output depends on what came before and not on how rows are shared out.
+/// stay: whether these inputs become the last ones.
 inline void filter_channels(Index n, Index rows, const float* from, Index ldf, float* to, Index ldt, float* tokens, Index channels, Index taps,
-                            const float* weights, Index ldw, const float* bias, Function f) {
+                            const float* weights, Index ldw, const float* bias, Function f, bool stay) {
   const Index kept = taps - 1;
   Vec<float> last[most_taps];
   for (Index c = 0; c < n; c += width<float>) {
@@ -24,7 +25,7 @@ inline void filter_channels(Index n, Index rows, const float* from, Index ldf, f
       for (Index i = 0; i < taps; ++i) sum += token(row + i) * read(weights + i * ldw + c, left);
       write(to + row * ldt + c, function_of(f, sum), left);
     }
-    for (Index i = 0; i < kept; ++i) write(tokens + i * channels + c, last[i], left);
+    for (Index i = 0; stay && i < kept; ++i) write(tokens + i * channels + c, last[i], left);
   }
 }
 
@@ -35,7 +36,7 @@ inline void filter(const Instruction& x, const View& at, Index row, Index rows, 
   float* tokens = at.call().memories[x.state(0)].at + at.sequence(row) * (taps - 1) * channels + begin;
   const Index of_unit = at.part(in).first * in.width;
   filter_channels(n, rows, at.at(in, row) + first - of_unit, at.ld(in), at.at(out, row) + first - of_unit, at.ld(out), tokens, channels, taps, x.vector(0) + begin, ldw,
-                  x.vector(1) ? x.vector(1) + begin : nullptr, static_cast<Function>(x.integer(3)));
+                  x.vector(1) ? x.vector(1) + begin : nullptr, static_cast<Function>(x.integer(3)), at.call().writes());
 }
 
 /// The channels of a unit.

@@ -21,9 +21,7 @@ class LinearHeads {
     }
   };
 
-  LinearHeads(const Instruction& x, const View& at) : x_(x), at_(at), scratch_(at.own.scratch), room_(scratch_, x) {
-    for (Index i = 0; i < 3; ++i) memory_[i] = i < static_cast<Index>(x.states.size()) ? at.call().memories[x.state(i)].at : nullptr;
-  }
+  LinearHeads(const Instruction& x, const View& at) : x_(x), at_(at), scratch_(at.own.scratch), room_(scratch_, x) {}
 
   void run(Index row, Index rows) {
     const Part queries = at_.part(x_.in(0)), keys = at_.part(x_.in(1)), values = at_.part(x_.in(2));
@@ -32,7 +30,7 @@ class LinearHeads {
       for (Index s = 0; s < states; ++s) {
         const Index key = keys.heads < states ? s / (states / keys.heads) : s, value = values.heads < states ? s / (states / values.heads) : s;
         const Index each = std::max(queries.heads, states) / states, query = queries.heads < states ? s / (states / queries.heads) : s * each;
-        if (memory_[1]) one(i, {s, key, value, query, each});
+        if (has(1)) one(i, {s, key, value, query, each});
         else plain(i, {s, key, value, query, each});
       }
   }
@@ -43,6 +41,7 @@ class LinearHeads {
     Index s, key, value, query, each;
   };
 
+  bool has(std::size_t state) const { return state < x_.states.size(); }
   static Step widest(const Instruction& x) {
     Step p{};
     p.b = p.g = p.r = 1, p.f = x.in(0).width, p.d = p.f, p.e = x.in(2).width;
@@ -72,11 +71,11 @@ class LinearHeads {
     const float *of_q = at_.at(q, row) + h.query * f, *of_k = at_.at(k, row) + h.key * f;
     float* o = at_.at(x_.out(), row) + h.s * h.each * e;
     p.q = vectors(of_q, f), p.k = vectors(of_k, f), p.v = vectors(at_.at(v, row) + h.value * e, e), p.o = vectors(o, e);
-    p.weighted = memory_[2] != nullptr;
+    p.weighted = has(2);
     if (x_.integer(4) >= 0) p.key_log_weight = tarnn::View{at_.at(x_.in(x_.integer(4)), row) + h.key, Type::float32, {0, 0, 0, 0}};
     p.log_decay = log_decay(row, h.s, p.channels);
-    p.before.S = memory_[0] + at_state * f * e, p.before.z = memory_[1] + at_state * f;
-    if (memory_[2]) p.before.M = memory_[2] + at_state;
+    p.before.S = at_.memory(x_, 0, at_state * f * e), p.before.z = at_.memory(x_, 1, at_state * f);
+    if (has(2)) p.before.M = at_.memory(x_, 2, at_state);
     p.after = p.before;
     if (x_.integer(5) >= 0 || x_.integer(1) == 2) fraction(row, h, p);
     else step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, room_.step);
@@ -133,7 +132,7 @@ class LinearHeads {
     const auto* numbers = static_cast<const float*>(d.data);
     for (Index i = 0; i < f; i += width<float>) store(room_.keep + i, !d ? broadcast(1.f) : exp_nonpositive(channels ? read(numbers + i, f - i) : broadcast(*numbers)));
     load_value(row, h);
-    float* S = memory_[0] + (at_.sequence(row) * states_of_all() + state_of(h.s)) * f * e;
+    float* S = at_.memory(x_, 0, (at_.sequence(row) * states_of_all() + state_of(h.s)) * f * e);
     for (Index r = 0; r < h.each; ++r) {
       const float* q = at_.at(x_.in(0), row) + (h.query + r) * f;
       if (r == 0) update_state(f, e, room_.keep, at_.at(x_.in(1), row) + h.key * f, room_.v, q, S, S, room_.y);
@@ -147,7 +146,6 @@ class LinearHeads {
   const View& at_;
   Scratch scratch_;
   Room room_;
-  float* memory_[3];
 };
 
 }  // namespace TARNN_ISA

@@ -42,7 +42,7 @@ inline void low_rank_delta(const Instruction& x, const View& at, Index row, Inde
   Scratch scratch(at.own.scratch);
   const LowRankToken token(scratch, d);
   for (Index head = 0; head < part.heads; ++head) {
-    float* S = at.call().memories[x.state(0)].at + (at.sequence(row) * at.heads(x.in()) + part.first + head) * d * d;
+    float* S = at.memory(x, 0, (at.sequence(row) * at.heads(x.in()) + part.first + head) * d * d);
     for (Index i = row; i < row + rows; ++i) {
       float* const to[] = {token.r, token.decay, token.k, token.v, token.a, token.b};
       for (Index j = 0; j < 6; ++j) {

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.loop import PIECE, TokenLoop
+from tarnn.decoding.mtp import TrainedHead
 from tarnn.decoding.program_step import ProgramStep
 from tarnn.errors import UserError
 from tarnn.models.state import ModelState
@@ -87,7 +88,8 @@ class DraftLoop(TokenLoop):
         state = state if owned else state.clone()
         state = by_row(step.widened(state) if isinstance(step, ProgramStep) else state)
         super().__init__(model, state, logits, step=step, owned=True)
-        self.drafter: Drafter = PromptLookup()
+        head = getattr(model, "draft_head", None) if self.runtime.can_undo else None
+        self.drafter: Any = PromptLookup() if head is None else TrainedHead(head)
         self.passes = self.drafted = self.accepted = 0
         self._draft = self._now = draft
         self._pending: Pending | None = None
@@ -104,8 +106,14 @@ class DraftLoop(TokenLoop):
     def read(self, ids: Int[Tensor, "b t"], **options: Any) -> None:
         if len(ids) != 1:
             raise ValueError(f"drafts are for one row of tokens; got {len(ids)}. Leave draft out.")
-        super().read(ids, **options)
-        self.drafter.read(ids[0].tolist())
+        if not isinstance(self.drafter, TrainedHead):
+            super().read(ids, **options)
+            return self.drafter.read(ids[0].tolist())
+        for part in ids.split(PIECE, dim=1) if ids.shape[1] else ():
+            hidden = torch.empty(part.shape[1], self.drafter.width)
+            self.logits, self._state = self.runtime.prefill(part, self.state, inplace=True, hidden=hidden)
+            self.drafter.read(part[0].tolist())
+            self.drafter.passed(hidden)
 
     def fork(self, copies: int) -> None:
         raise ValueError("drafts are for one row of tokens, which is not forked. Leave draft out.")
@@ -117,7 +125,10 @@ class DraftLoop(TokenLoop):
             self._verify(new, left)
         else:
             self.accepted += 1
-        self.logits = self._pending.logits[:, self._kept] if self._pending else self.logits
+        assert self._pending is not None
+        self.logits = self._pending.logits[:, self._kept]
+        if isinstance(self.drafter, TrainedHead) and self._pending.hidden is not None:
+            self.drafter.passed(self._pending.hidden[0, self._kept : self._kept + 1])
         self._kept += 1
 
     def _verify(self, token: int, left: int) -> None:

@@ -1,5 +1,6 @@
 """Open a folder by the program that its family writes: no module of a model is built, and none of transformers is loaded."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tarnn.decoding.contents import OfFolder, OfOwnFolder
 from tarnn.decoding.memory import check_packing
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.refusal import Refusal
-from tarnn.families.by_name import family_of
+from tarnn.families.by_name import draft_program, family_of
 from tarnn.families.config import FILE as CONFIG, Config
 from tarnn.families.own.text import checked
 from tarnn.families.weights import Weights
@@ -66,7 +67,16 @@ def open_folder(
         dtype=saved,
         key_bytes=key_bytes(program) * saved.itemsize,
         about=about,
+        make_head=partial(head_of, folder, tensors, step),
     )
+
+
+def head_of(folder: Path, tensors: Weights, step: Runtime) -> Runtime | None:
+    """Open the head of a folder that expects the token after next; None where there is none, or the step is in plain PyTorch."""
+    if isinstance(step, PlainRuntime):
+        return None
+    program = draft_program(Config.read(folder), tensors)
+    return None if program is None else Runtime(program, step.weights)
 
 
 def contents_of(folder: Path, config: Config, tensors: Weights, fields: dict[str, Any]) -> OfFolder:

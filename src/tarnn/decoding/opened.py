@@ -28,7 +28,8 @@ class Opened:
     the state before the first token. weights: the format in which the step keeps them; None: a step in plain PyTorch.
     architecture, fields: the class and config of the model. dtype: of the weights that were opened. end_ids: tokens that end a
     text. sampling: how its makers draw from it, arguments of `generate`. key_bytes: of the keys and values of one token, if
-    every layer of attention had softmax. about: lines on what was chosen, and why nothing faster.
+    every layer of attention had softmax. about: lines on what was chosen, and why nothing faster. make_head: opens what it was
+    trained to expect the token after next with.
     """
 
     contents: Contents
@@ -45,6 +46,7 @@ class Opened:
     pad_id: int = 0
     sampling: Mapping[str, Any] = field(default_factory=dict)
     about: tuple[str, ...] = ()
+    make_head: Callable[[], Any] = lambda: None
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +64,11 @@ class Opened:
     def check_text(self, ids: Any) -> None:
         """Raise UserError for tokens (tensor or array) that stand for images or sounds, which the text model can't read."""
         check_text(ids, self.fields)
+
+    @cached_property
+    def draft_head(self) -> Any:
+        """The runtime of a head that makes drafts; None where the folder has none. Raises UserError for one that does not fit."""
+        return self.make_head()
 
     @cached_property
     def fingerprint(self) -> str:

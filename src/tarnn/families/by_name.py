@@ -64,6 +64,7 @@ LACKING = {  # model_type: what tarnn has not, for models that are not among FAM
     "zamba": "a file that reads its folders (Zamba2 opens)",
     "zaya": ZAYA,
 }
+DRAFTS = {"qwen3_5": "qwen3_5_mtp", "qwen3_5_text": "qwen3_5_mtp"}  # files of heads that expect the token after next
 
 
 def family_of(config: Config) -> Callable[[Config, Weights], Program]:
@@ -85,6 +86,15 @@ def program_of_text(config: Config, weights: Weights) -> Program:
     """Write the program of a composite's text model."""
     text, of_text = text_of(config, weights)
     return family_of(text)(text, of_text)
+
+
+def draft_program(config: Config, weights: Weights) -> Program | None:
+    """Write the program of what makes drafts for a model; None where its family or its folder has none. Raises UserError."""
+    name = DRAFTS.get(config.model_type)
+    if name is None:
+        return None
+    program: Program | None = import_module(f"tarnn.families.{name}").program(config, weights)
+    return program
 
 
 def open_program(folder: str | Path) -> Program:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from tarnn.models.state import ModelState
 from tarnn.program.state import check_state
@@ -22,9 +23,13 @@ MOST_ROWS = 12  # tokens of a row that one pass reads, as csrc/runtime/call.h ha
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Logits of a pass over t tokens of each row. keep: writes the first tokens of each row into the state, and returns it."""
+    """Logits of a pass over t tokens of each row.
+
+    hidden: what the head read, where the kernel tells. keep: writes the first tokens of each row into the state, and returns it.
+    """
 
     logits: Float[Tensor, "b t p"]
+    hidden: Float[Tensor, "b t n"] | None
     keep: Callable[[list[int]], ModelState]
 
     def accept(self, counts: Sequence[int]) -> ModelState:
@@ -54,4 +59,34 @@ def read_again(runtime: Any, ids: Int[Tensor, "b t"], state: ModelState) -> Pend
         _, part = runtime.prefill(ids[rows, : max(counts)], part, mask, inplace=True)
         return part if len(rows) == len(ids) else state.insert(rows, part)
 
-    return Pending(logits, keep)
+    return Pending(logits, None, keep)
+
+
+def logged(
+    runtime: Any,
+    ids: Int[Tensor, "b t"],
+    state: ModelState,
+    tensors: Sequence[Tensor],
+    extra: Tensor | None,
+    after: Callable[[list[int]], ModelState],
+) -> Pending:
+    """Read tokens and leave the state as it is: the kernel notes what would enter it, and lets so much in as is accepted.
+
+    tensors, extra: as the kernel takes them. after: returns the state once so many tokens have entered.
+    """
+    (b, t), kernel, handle = ids.shape, torch.ops.tarnn_cpu, runtime.handle
+    flat, starts = ids.reshape(-1), torch.arange(0, b * t + 1, t)
+    logits = torch.empty(b, t, runtime.num_outputs)
+    hidden = torch.empty(b, t, runtime.program.instructions[-1].inputs[0].size)
+    log = torch.empty(b * t, kernel.program_log_width(handle))
+    try:
+        kernel.program_verify(handle, flat, state.position, starts, tensors, extra, logits, hidden, log)
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+
+    def keep(counts: list[int]) -> ModelState:
+        kernel.program_accept(handle, flat, state.position, starts, tensors, log, torch.tensor(counts))
+        increment_version((state.position, *tensors))
+        return after(counts)
+
+    return Pending(logits, hidden, keep)

@@ -26,6 +26,10 @@ class PlainRuntime(Runtime):
         """The program's own weights are read where they lie."""
         return 0
 
+    @property
+    def can_undo(self) -> bool:
+        return False
+
     def _run(
         self,
         ids: Tensor,
@@ -35,6 +39,7 @@ class PlainRuntime(Runtime):
         extra: Tensor | None,
         starts: Tensor | None = None,
         every: bool = False,
+        hidden: Tensor | None = None,
     ) -> None:
         """Compute what one call of the kernel does, and write the state in place."""
         counts = [1] * len(ids) if starts is None else starts.diff().tolist()

@@ -115,15 +115,16 @@ class Recorder:
         sinusoidal: int = 0,
         classes: Float[Tensor, "c n"] | None = None,
         width: int | None = None,
+        rows: bool = False,
     ) -> Register:
         """Embed: (tokens[id] + classes[class])·scale + places[position], `width` numbers per token (default n).
 
         Narrower tokens and classes fill the first channels, narrower places the last; zeros elsewhere. sinusoidal: so many
         channels of places, by the formula and not from a table. For these and for classes each call brings a row per token
-        that is added: `tarnn.program.extra` makes them.
+        that is added: `tarnn.program.extra` makes them. rows: who calls brings such rows, of `width` numbers.
         """
         width = width or tokens.shape[1]
-        numbers = {"scale": scale, "sinusoidal": sinusoidal, "extra": sinusoidal > 0 or classes is not None}
+        numbers = {"scale": scale, "sinusoidal": sinusoidal, "extra": rows or sinusoidal > 0 or classes is not None}
         weights = _some(tokens=tokens, places=places, classes=classes)
         return self.add("embed", (), [(1, width)], weights, numbers)[0]
 

@@ -5,6 +5,7 @@ rows, on the number of threads, or on the pieces in which a prompt is read.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import add, le
 from typing import NamedTuple, TypeVar, cast
 from weakref import finalize
@@ -20,7 +21,7 @@ from tarnn.ops import KVCache, State
 from tarnn.program.extra import extra_rows
 from tarnn.program.instructions import Program
 from tarnn.program.packing import VERSION, Packed, pack
-from tarnn.program.pending import MOST_ROWS, Pending, read_again
+from tarnn.program.pending import MOST_ROWS, Pending, logged, read_again
 from tarnn.program.state import advanced, by_row, check_state, lengths_of, new_state, tensors_of
 from tarnn.program.tokens import check_tokens, rows_of
 
@@ -84,8 +85,8 @@ class Runtime:
         self.program, self.weights = program, weights
         with torch.no_grad():
             self.packed: Packed = pack(program, weights) if packed is None else packed
-        self._handle = torch.ops.tarnn_cpu.program_open(*self.packed)
-        finalize(self, torch.ops.tarnn_cpu.program_close, self._handle)
+        self.handle = torch.ops.tarnn_cpu.program_open(*self.packed)
+        finalize(self, torch.ops.tarnn_cpu.program_close, self.handle)
         self.num_outputs = program.num_outputs
         self.vocab_size = len(self.packed.tables[0])
         self._checked = Checked()  # the last state; replaced as a whole, so that threads don't mix them
@@ -98,7 +99,12 @@ class Runtime:
     @property
     def num_phases(self) -> int:
         """Phases that a call goes through."""
-        return int(torch.ops.tarnn_cpu.program_phases(self._handle))
+        return int(torch.ops.tarnn_cpu.program_phases(self.handle))
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the kernel can keep tokens out of all states of this program; else a pass works on a copy of them."""
+        return bool(torch.ops.tarnn_cpu.program_log_width(self.handle) >= 0)
 
     def new_state(self, rows: int, capacity: int = 0, cache_dtype: torch.dtype | None = None) -> ModelState:
         """Make the state before the first token. capacity: tokens that each row's keys and values have room for."""
@@ -132,11 +138,13 @@ class Runtime:
         *,
         inplace: bool = False,
         every: bool = False,
+        hidden: Tensor | None = None,
     ) -> tuple[Float[Tensor, "b p"] | Float[Tensor, "b t p"], AnyState]:
         """Read tokens (b, t): (logits (b, p) after each row's last token; the state after it), to the bit what t steps give.
 
         attention_mask (b, t): 0 for padding, anywhere; a row has one token at least. every: logits after each token, (b, t, p),
-        zeros at padding. Memory is that of `ROWS` tokens, whatever t is. Raises ValueError as a step does.
+        zeros at padding. hidden (t, n), of one row: what the head reads comes there. Memory is that of `ROWS` tokens, whatever t
+        is. Raises ValueError as a step does.
         """
         ids, real = check_tokens(token_ids, attention_mask, self.vocab_size)
         b, t = ids.shape
@@ -144,7 +152,8 @@ class Runtime:
         counts = [t] * b if real is None else real.sum(-1).tolist()
         checked = self._check(state, counts)
         self._check_length(state.position + torch.tensor(counts))
-        return self.read(ids, real, state, checked.tensors, every=every), self._after(state, checked, counts)
+        out = self.read(ids, real, state, checked.tensors, every=every, hidden=hidden)
+        return out, self._after(state, checked, counts)
 
     def verify(self, token_ids: Int[Tensor, "b t"], state: ModelState, *, inplace: bool = False) -> Pending:
         """Read tokens (b, t) of which only the first of each row may stay: logits after each, and what accepts them.
@@ -154,7 +163,34 @@ class Runtime:
         ids, _ = check_tokens(token_ids, None, self.vocab_size)
         if ids.shape[1] > MOST_ROWS:
             raise ValueError(f"a pass verifies at most {MOST_ROWS} tokens of a row; got {ids.shape[1]}.")
-        return read_again(self, ids, _by_row(state if inplace else state.clone()))
+        state = _by_row(state if inplace else state.clone())
+        if not self.can_undo:
+            return read_again(self, ids, state)
+        counts = [ids.shape[1]] * len(ids)
+        checked = self._check(state, counts)
+        self._check_length(state.position + ids.shape[1])
+        rows = rows_of(ids, None)
+        extra = self._extra(state, rows.positions(state.position), rows.sequences)
+        after = partial(self._after, state, checked)
+        return logged(self, ids, state, checked.tensors, extra, after)
+
+    def beside(
+        self,
+        tokens: Sequence[int],
+        rows: Float[Tensor, "t m"],
+        state: ModelState,
+        tensors: Sequence[Tensor],
+        hidden: Tensor,
+    ) -> Float[Tensor, "1 p"]:
+        """Read tokens of one row, to each of which `rows` are added (`embed(rows=True)`): the logits after the last.
+
+        hidden (t, n): what the head reads of each comes there. tensors: as in `run`.
+        """
+        out = torch.empty(1, self.num_outputs)
+        self._run(
+            torch.tensor(tokens), state, tensors, out, rows.contiguous(), torch.tensor([0, len(tokens)]), False, hidden
+        )
+        return out
 
     def over(self, state: ModelState, logits: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
@@ -178,7 +214,14 @@ class Runtime:
         self._run(ids, state, tensors, out, self._extra(state, state.position))
 
     def read(
-        self, ids: Tensor, real: Tensor | None, state: ModelState, tensors: Sequence[Tensor], *, every: bool = False
+        self,
+        ids: Tensor,
+        real: Tensor | None,
+        state: ModelState,
+        tensors: Sequence[Tensor],
+        *,
+        every: bool = False,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Read checked tokens (b, t), of which those that are `real` count: what `prefill` returns. tensors: as in `run`."""
         b, t = ids.shape
@@ -190,7 +233,9 @@ class Runtime:
             out = last if logits is None else last.new_empty(len(rows.ids), self.num_outputs)
             keep = None if logits is not None or bool((rows.starts.diff() > 0).all()) else last.clone()
             extra = self._extra(state, rows.positions(state.position), rows.sequences)
-            self._run(rows.ids, state, tensors, out, extra, rows.starts, every)
+            self._run(
+                rows.ids, state, tensors, out, extra, rows.starts, every, None if hidden is None else hidden[part]
+            )
             if logits is not None:
                 logits[:, part][rows.real] = out
             elif keep is not None:  # a row that had no token here keeps what its last one gave
@@ -223,9 +268,12 @@ class Runtime:
         extra: Tensor | None,
         starts: Tensor | None = None,
         every: bool = False,
+        hidden: Tensor | None = None,
     ) -> None:
         try:
-            torch.ops.tarnn_cpu.program_run(self._handle, ids, state.position, starts, tensors, extra, every, out)
+            torch.ops.tarnn_cpu.program_run(
+                self.handle, ids, state.position, starts, tensors, extra, every, out, hidden
+            )
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from error
         increment_version((state.position, *tensors))  # so that autograd sees what was written
