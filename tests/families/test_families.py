@@ -331,6 +331,22 @@ REFUSED = {
     ),
     "dense layers": ("Qwen3.5-MoE, text alone", {"mlp_only_layers": [0]}, "mlp_only_layers must be an empty list"),
     "a window of MiniMax": ("MiniMax-Text-01", {"sliding_window": 9}, "sliding_window must be null here; got 9"),
+    "whole heads rotated": (
+        "Lara-4-Mini-Base",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+        r"partial_rotary_factor must be 1 .whole heads are rotated. here; got 0.5",
+    ),
+    "no number of key heads": ("Lara-4-Mini-Base", {"num_key_value_heads": None}, "lacks num_key_value_heads"),
+    "another kind of layer": (
+        "Lara-4-Mini-Base",
+        {"layer_types": ["conv"] * 3},
+        "layer_types must be a list of 'full_attention' or 'linear_attention' or 'sliding_attention' here; got 'conv'",
+    ),
+    "projections of other sizes": (
+        "Lara-4-Mini-Base",
+        {"linear_num_value_heads": 2},
+        r"has model.layers.0.linear_attn.in_proj.weight of shape \(136, 32\) where the config calls for \(84, 32\)",
+    ),
     "no gate": ("Qwen3.5, text alone", {"attn_output_gate": False}, "attn_output_gate must be True"),
     "other value heads": ("Olmo-Hybrid-7B", {"linear_num_value_heads": 6}, r"a multiple of linear_num_key_heads \(4\)"),
     "another width": ("Mamba-Codestral-7B", {"num_heads": 4}, "64 channels .* divided by head_dim"),
@@ -429,7 +445,14 @@ def test_options_that_released_models_leave(case, monkeypatch, tmp_path):
     torch.testing.assert_close(defined(open_program(tmp_path), ids).float(), logits, rtol=0, atol=1e-4)
 
 
-OF_EXPERTS = ("Qwen3.5-35B-A3B", "Qwen3-Next-80B-A3B", "LFM2-8B-A1B", "every number of LFM2-MoE", "MiniMax-Text-01")
+OF_EXPERTS = (
+    "Qwen3.5-35B-A3B",
+    "Qwen3-Next-80B-A3B",
+    "LFM2-8B-A1B",
+    "every number of LFM2-MoE",
+    "MiniMax-Text-01",
+    "every number of Lara-mini",
+)
 TOLERANCE, LEFT_OUT = 1e-4, 0.01
 
 

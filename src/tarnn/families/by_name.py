@@ -19,6 +19,7 @@ FAMILIES = {  # model_type: the file of this package that reads it
     **dict.fromkeys(COMPOSITES, "composites"),
     "bailing_hybrid": "bailing_hybrid",
     "kimi_linear": "kimi_linear",
+    "lara_mini": "lara_mini",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
     "lfm3": "lfm3",

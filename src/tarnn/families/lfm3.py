@@ -17,11 +17,14 @@ from tarnn.program.recording import Register, apply, heads, rotate
 
 @dataclass(frozen=True)
 class Attention:
-    """Softmax attention of one kind of layers. window: tokens that are seen; None: all. gated: a number per head."""
+    """Softmax attention of one kind of layers. window: tokens that are seen; None: all. gated: a number per head.
+
+    frequencies: of the rotation; None: there is none.
+    """
 
     heads: Heads
     eps: float
-    frequencies: Float[Tensor, " p"]
+    frequencies: Float[Tensor, " p"] | None
     window: int | None
     bias: bool
     gated: bool
@@ -74,7 +77,8 @@ def attention(x: Register, w: Weights, c: Attention) -> Register:
     if c.window is None:
         o = attend(q, k, v, w, c.frequencies)
     else:
-        q, k = rotate(q, c.frequencies), rotate(k, c.frequencies)
+        if c.frequencies is not None:
+            q, k = rotate(q, c.frequencies), rotate(k, c.frequencies)
         o = hybrid(q, k, v, reach=["window"] * k.heads, window=c.window, scale=q.width**-0.5)
     if c.gated:
         name = "gate_proj" if "gate_proj.weight" in w else "g_proj"  # in folders; in a live model
