@@ -109,13 +109,13 @@ def test_time_steps_are_limited_in_steps_too(tmp_path):
     assert (logits - free).abs().max() > 0.1
 
 
-def test_a_shared_block_is_packed_once():
+@pytest.mark.parametrize(("name", "blocks"), [("Zamba2-1.2B", "3.shared"), ("Zamba-7B-v1", "2.shared")])
+def test_a_shared_block_is_packed_once(name, blocks):
     """Where layers do not share, each has a block of its own."""
-    name = "Zamba2-1.2B"
     tensors = {path: x.clone() for path, x in model_of(name).state_dict().items()}
     configs = [Config(fields_of(name) | {"tie_word_embeddings": tied}) for tied in (True, False)]
     shared, apart = (runtime_of(family_of(x)(x, Weights.of(tensors))).nbytes for x in configs)
-    block = sum(x.nbytes for path, x in tensors.items() if "3.shared" in path and "adapter" not in path and x.ndim > 1)
+    block = sum(x.nbytes for path, x in tensors.items() if blocks in path and "adapter" not in path and x.ndim > 1)
     assert apart - shared >= block
 
 
@@ -399,11 +399,14 @@ REFUSED = {
     "matrices in one": ("xLSTM-7b", {"weight_mode": "fused"}, "weight_mode must be 'single'"),
     "other names, other sizes": ("mamba-130m-hf", {"d_inner": 96}, "d_inner must be 64 here; got 96"),
     "no turns": ("recurrentgemma-2b", {"block_types": []}, "block_types must be a list of one kind or more"),
-    "layers of experts": ("AI21-Jamba-Reasoning-3B", {"num_experts": 4}, "num_experts must be 1"),
     "latents with positions": ("Kimi-Linear-48B-A3B", {"mla_use_nope": False}, "mla_use_nope must be True"),
     "fewer keys than queries": ("Ling-3.0-Flash", {"num_key_value_heads": 1}, "num_key_value_heads must be 3"),
     "groups of one expert": ("Ling-3.0-Flash", {"n_group": 8}, "two or more in each of 8 groups"),
     "names that differ": ("Ling-3.0-Flash", {"num_experts": 4, "num_local_experts": 8}, "num_local_experts must be 4"),
+    "experts by another name": ("Jamba-v0.1", {"num_local_experts": 5}, "num_local_experts must be 7 here; got 5"),
+    "another function of mixers": ("Zamba-7B-v1", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act must be 'silu' here"),
+    "heads that don't fit": ("Zamba-7B-v1", {"n_mamba_heads": 3}, r"a divisor of mamba_expand · hidden_size \(64\)"),
+    "a block of another width": ("Zamba-7B-v1", {"attention_hidden_size": 32}, "attention_hidden_size must be 64 here"),
     "long contexts": ("Qwen3-0.6B", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type 'yarn' are not handled"),
 }
 
@@ -452,6 +455,7 @@ OF_EXPERTS = (
     "every number of LFM2-MoE",
     "MiniMax-Text-01",
     "every number of Lara-mini",
+    "Jamba-v0.1",
 )
 TOLERANCE, LEFT_OUT = 1e-4, 0.01
 
@@ -512,7 +516,8 @@ def test_transformers_is_not_loaded(tmp_path):
 
 def test_an_unknown_family_is_named():
     with pytest.raises(
-        UserError, match=r"models of type 'gpt2' are not handled; expected one of bamba, .*llama, mamba, mamba2"
+        UserError,
+        match=r"models of type 'gpt2' are not handled; expected one of bailing_hybrid, bamba, .*llama, mamba, mamba2",
     ):
         family_of(Config({"model_type": "gpt2"}))
 

@@ -73,6 +73,16 @@ VARIANTS = {  # other options that a family has
         "mamba_dt_rank": "auto", "rms_norm_eps": 0.3, "attn_layer_offset": 0, "attn_layer_period": 2, "num_key_value_heads": 2,
         "tie_word_embeddings": False,
     }),
+    "experts in other turns": ("Jamba-v0.1", {
+        "expert_layer_offset": 0, "expert_layer_period": 3, "num_experts": 5, "num_experts_per_tok": 3, "num_hidden_layers": 4,
+        "mamba_dt_rank": "auto", "mamba_proj_bias": True, "rms_norm_eps": 0.3, "tie_word_embeddings": True,
+    }),
+    "Zamba with all options": ("Zamba-7B-v1", {
+        "attention_head_dim": 10, "attn_layer_offset": 0, "attn_layer_period": 2, "hidden_act": "silu", "layers_block_type": None,
+        "mamba_conv_bias": False, "mamba_d_conv": 3, "mamba_d_state": 5, "mamba_dt_rank": "auto", "mamba_expand": 3,
+        "mamba_proj_bias": True, "n_mamba_heads": 3, "num_hidden_layers": 6, "num_key_value_heads": 2, "rms_norm_eps": 0.03,
+        "tie_word_embeddings": False,
+    }),
     "biases, a group": ("Mamba-Codestral-7B", {"use_bias": True, "use_conv_bias": False, "n_groups": 1}),
     **LATENT_VARIANTS,
     **SSD_VARIANTS,

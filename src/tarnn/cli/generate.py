@@ -110,7 +110,7 @@ def generate(
     the original. `tarnn eval` reports what held-out images cost, in bits per dimension.
 
     Folders of others are taken, too: Llama, Mistral, Qwen2, Qwen3, Qwen3.5, Qwen3-Next (both with experts, too),
-    OLMo-hybrid, Mamba, Falcon-Mamba, Mamba-2, MiniMax, dense Jamba, RecurrentGemma, xLSTM, Lara-mini, LFM2,
+    OLMo-hybrid, Mamba, Falcon-Mamba, Mamba-2, MiniMax, Jamba, RecurrentGemma, xLSTM, Zamba, Lara-mini, LFM2,
     LFM2-MoE, LFM3 and RWKV-7, on the CPU; by default they sample as their generation_config.json says.
 
     On a CPU most models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or as int8

@@ -39,6 +39,7 @@ FAMILIES = {  # model_type: the file of this package that reads it
     "nemotron_h": "nemotron_h",
     "recurrent_gemma": "recurrent_gemma",
     "rwkv7": "rwkv7",
+    "zamba": "zamba",
     "zamba2": "zamba2",
     "tarnn": "own.text",
     "tarnn_image": "own.images",

@@ -1,11 +1,13 @@
 """Jamba: Mamba's mixers with norms of Δ, B and C, now and then softmax without positions; a SwiGLU, or experts, in each layer.
 
-Lieber et al. 2024 (arXiv 2403.19887). Released ones with `num_experts` 1 (Jamba-Reasoning-3B) have a SwiGLU in all layers.
+Lieber et al. 2024 (arXiv 2403.19887). Every other layer of Jamba-v0.1 has experts; with `num_experts` 1 (Jamba-Reasoning-3B) all
+layers have a SwiGLU.
 """
 
 from math import ceil
 
 from tarnn.families.config import Config
+from tarnn.families.experts import Experts, sparse
 from tarnn.families.mamba import MambaSizes, mixer
 from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_model
 from tarnn.families.weights import Weights
@@ -21,7 +23,7 @@ def program(config: Config, weights: Weights) -> Program:
     layers, inner = config.size("num_hidden_layers"), config.size("intermediate_size")
     of_heads, c = Heads.of(config, hidden), sizes_of(config, hidden)
     with_softmax = turns(config, "attn_layer", layers, 8, 4)
-    check_dense(config, layers)
+    with_experts, of_experts = experts_in(config, layers, inner)
     config.choice("hidden_act", "silu")
     config.choice("mamba_inner_layernorms", True)
     config.choice("sliding_window", None)
@@ -36,7 +38,7 @@ def program(config: Config, weights: Weights) -> Program:
         )
         x = x + mixed
         h, w = rms(x, w, "pre_ff_layernorm", eps), w.under("feed_forward.")
-        x = x + swiglu(h, w, inner)
+        x = x + (sparse(h, w, of_experts, router="router") if i in with_experts else swiglu(h, w, inner))
     done = head(rms(x, weights, "model.final_layernorm", eps), config, weights, name)
     config.check_all_taken()
     weights.check_all_taken()
@@ -69,12 +71,14 @@ def turns(config: Config, what: str, layers: int, period: int, offset: int) -> s
     return {i for i in range(layers) if i % period == offset}
 
 
-def check_dense(config: Config, layers: int) -> None:
-    """Refuse layers of experts."""
-    n, sparse = config.size("num_experts", 16), turns(config, "expert_layer", layers, 2, 1)
-    config.skip("num_experts_per_tok", "num_local_experts")
-    if n > 1 and sparse:
-        config.refuse("num_experts", n, "1 (layers of experts are not handled)")
+def experts_in(config: Config, layers: int, inner: int) -> tuple[set[int], Experts]:
+    """Return which layers have experts, and their numbers. They weigh as much as the softmax over all says."""
+    n, places = config.size("num_experts", 16), turns(config, "expert_layer", layers, 2, 1)
+    config.choice("num_local_experts", n)
+    if n == 1 or not places:
+        config.skip("num_experts_per_tok")
+        return set(), Experts(1, 1, inner)
+    return places, Experts(n, config.size("num_experts_per_tok", 2, most=n), inner, {"normalize": False})
 
 
 def attention(h: Register, w: Weights, c: Heads) -> Register:
