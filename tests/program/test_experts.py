@@ -182,6 +182,32 @@ def test_compiled(num_experts, k, groups, weights, threads):
     assert torch.equal(torch.cat([alone, *more]), logits[1, :9])
 
 
+def near_choice(dtype):
+    """Two experts, x and −x. Token 0 chooses the second by a digit that bfloat16 does not have, and else the first of equals."""
+    n, router = 64, torch.zeros(2, 64, dtype=dtype)
+    router[:, 0] = torch.tensor([1, 1 + 2**-10])
+    x = Recorder().embed(torch.eye(3, n))
+    chosen, weights = route(product(x, router, exact=True), 1)
+    y = experts(
+        x, chosen, weights, [Expert(None, torch.eye(n), sign * torch.eye(n)) for sign in (1, -1)], function="relu"
+    )
+    return y.record.head(y, torch.eye(n))
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", FORMATS)
+def test_a_router_keeps_its_digits(weights):
+    """Routers in float32 and float16 choose by all of them; one in bfloat16 takes half the bytes, except among float32."""
+    sizes = {}
+    for dtype, sign in ((torch.float32, -1), (torch.float16, -1), (torch.bfloat16, 1)):
+        runtime = Runtime(near_choice(dtype), weights)
+        logits, _ = runtime(torch.tensor([0]), runtime.new_state(1))
+        assert logits[0, 0].sign() == sign, (dtype, logits[0, :3])
+        sizes[dtype] = runtime.nbytes
+    assert sizes[torch.float32] == sizes[torch.float16]
+    assert sizes[torch.float32] - sizes[torch.bfloat16] == (0 if weights == "float32" else 64 * 64 * 2)
+
+
 @needs_kernels
 def test_three_phases():
     """The router, experts, and the head; the embedding has the first."""

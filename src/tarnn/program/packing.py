@@ -79,7 +79,6 @@ class Packer:
         if weights not in FORMATS:
             raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
         self.program, self.format = program, weights
-        self.exact = "float32" if weights == "float32" else "bfloat16"
         self.fusion = Fusion(program)
         self.phases = Phases(self.fusion).phases
         self.matrices: dict[int, list[Matrix]] = {}
@@ -113,7 +112,10 @@ class Packer:
         return Packed(torch.tensor(block.plan), block.bytes(), [_table(x) for x in tables])
 
     def _format_of(self, x: Operation) -> str:
-        return self.exact if x.exact or x.kind == "head" else self.format
+        """Return how its matrices are kept: exact ones lose nothing of the type in which the model has them."""
+        if self.format == "float32" or not (x.exact or x.kind == "head"):
+            return self.format
+        return "bfloat16" if x.kind == "head" or x.products[0][0].dtype == torch.bfloat16 else "float32"
 
     def _group_products(self) -> dict[int, tuple[int, int]]:
         """Products of one input, kept alike, are one matrix, which writes a register of their outputs side by side.

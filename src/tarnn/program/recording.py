@@ -196,7 +196,7 @@ def product(
     exact: bool = False,
     to: Register | None = None,
 ) -> Register:
-    """Multiply: W x + bias. exact: never kept as int8 or int4 (what gates, decays and routes).
+    """Multiply: W x + bias. exact: in any format W keeps all its digits (what gates, decays and routes).
 
     A weight of several blocks is a view of rows that do not lie side by side in the checkpoint: W has them one block behind
     the other. to: the part of a register that is written, by default a new one.
