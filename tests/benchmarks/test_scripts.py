@@ -25,6 +25,7 @@ OPTIONS = {
     "decode_baselines": ["--quick"],
     "delta": ["--quick", "--python", sys.executable],
     "encoder_step": ["--quick"],
+    "experts": ["--quick"],
     "families": ["--quick", "--cases", "lora", "--rounds", 1, "--shrink", 64],
     "favor": ["--quick", *ONE_CELL, "--features", 6, "--head-dim", 8],
     "fused_step": ["--quick"],
@@ -40,7 +41,7 @@ OPTIONS = {
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }
-NEED_KERNELS = {"decode_baselines", "fused_step", "generate", "one_call", "opening", "prefill", "serve"}
+NEED_KERNELS = {"decode_baselines", "experts", "fused_step", "generate", "one_call", "opening", "prefill", "serve"}
 NOT_RUN = ("all", "sequence_parallel")  # the one runs the others, the other needs several processes
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks for a renamed property
 
