@@ -88,6 +88,28 @@ SSD_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_conv_bias": False,
         },
     ),
+    "Nemotron 3, normalised in groups": (
+        "Nemotron-3-Nano-30B-A3B",
+        {"n_group": 2, "num_hidden_layers": 3, "hybrid_override_pattern": "ME*"},
+    ),
+    "Nemotron 3, experts with all options": (
+        "Nemotron-3-Nano-30B-A3B",
+        {
+            "hybrid_override_pattern": "E-M*E",
+            "intermediate_size": 20,
+            "mlp_bias": True,
+            "mlp_hidden_act": "silu",
+            "moe_latent_size": 14,
+            "n_group": 4,
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 2,
+            "head_dim": 10,
+            "layer_norm_epsilon": 0.03,
+            "time_step_min": 0.6,
+            "routed_scaling_factor": 1.3,
+            "topk_group": 2,
+        },
+    ),
     "Zamba2 with all options": ("Zamba2-1.2B", ZAMBA2),
     "Zamba2 without positions": (
         "Zamba2-1.2B",

@@ -49,17 +49,27 @@ def grouped(config: Config, **names: str) -> Experts:
 
 
 def sparse(
-    x: Register, w: Weights, sizes: Experts, *, router: str = "gate", bias: str | None = None, **layout: Any
+    x: Register,
+    w: Weights,
+    sizes: Experts,
+    *,
+    router: str = "gate",
+    bias: str | None = None,
+    inputs: Register | None = None,
+    **layout: Any,
 ) -> Register:
     """Compute the chosen experts of each token. bias: the name of what is added to scores to choose by them.
 
-    layout: names and function, as `experts_of` and `recording.experts` take them.
+    inputs: what experts read; None: x, as the router does. layout: names and function, as `experts_of` and
+    `recording.experts` take them.
     """
     logits = dense(x, w, router, sizes.count, exact=True)
     offset = None if bias is None else w.get(bias, (sizes.count,)).float()
     chosen, weights = route(logits, sizes.chosen, bias=offset, **sizes.routing)
     function = layout.pop("function", "silu")
-    return experts(x, chosen, weights, experts_of(w.under("experts."), sizes, x.size, **layout), function=function)
+    inputs = x if inputs is None else inputs
+    of_layer = experts_of(w.under("experts."), sizes, inputs.size, **layout)
+    return experts(inputs, chosen, weights, of_layer, function=function)
 
 
 def experts_of(w: Weights, sizes: Experts, hidden: int, names: Sequence[str] = GATED) -> list[Expert]:

@@ -1,12 +1,15 @@
-"""Nemotron-H (NVIDIA 2025, arXiv 2504.03624): Mamba-2's mixers, softmax without positions, and MLPs in turns.
+"""Nemotron-H (NVIDIA 2025, arXiv 2504.03624), Nemotron 3: Mamba-2's mixers, softmax without positions, and MLPs in turns.
 
-Each layer has one of them behind a norm. Δ is at least `time_step_min`, in prompts and in steps. An MLP is W relu(V x)².
+Each layer has one of them behind a norm. Δ is at least `time_step_min`, in prompts and in steps. An MLP is W relu(V x)²; layers
+of experts have several, without gates, beside one that all tokens share. Experts may read and write rows of a latent size.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-from tarnn.errors import UserError
 from tarnn.families.config import Config
+from tarnn.families.experts import grouped, sparse
 from tarnn.families.mamba2 import Mamba2Sizes, groups_of, limit_of_steps, mixer
 from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
 from tarnn.families.weights import Weights
@@ -18,8 +21,15 @@ FUNCTIONS = {"relu2": "squared_relu", "silu": "silu", "gelu": "gelu"}
 OF_EXPERTS = ("*routed*", "moe_*", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob")
 CHANGES_NOTHING = (  # transformers does not read them
     *("chunk_size", "expand", "num_logits_to_keep", "num_query_groups", "mamba_proj_bias", "mamba_ssm_cache_dtype"),
-    *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps", "rope_theta", "partial_rotary_factor"),
-    *("time_step_floor", "time_step_max", "time_step_rank", "use_mamba_kernels"),
+    *(
+        "rescale_prenorm_residual",
+        "residual_in_fp32",
+        "rms_norm_eps",
+        "norm_eps",
+        "rope_theta",
+        "partial_rotary_factor",
+    ),
+    *("time_step_floor", "time_step_max", "time_step_rank", "use_mamba_kernels", "moe_shared_expert_overlap"),
 )
 OF_DRAFTS = ("mtp_*", "num_nextn_predict_layers")
 
@@ -37,18 +47,22 @@ def program(config: Config, weights: Weights) -> Program:
     prefix = "model." if "model.embeddings.weight" in weights else "backbone."  # of a live model; in folders
     name = f"{prefix}embeddings.weight"
     x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
-    for i, kind in enumerate(layer_kinds(config)):
+    kinds = layer_kinds(config)
+    experts = experts_of_layer(config, function, bias) if "E" in kinds else None
+    for i, kind in enumerate(kinds):
         w = weights.under(f"{prefix}layers.{i}.")
         h, part = rms(x, w, "norm", eps), w.under("mixer.")
         if kind == "M":
             x = x + mixer(h, part, c)
         elif kind == "*":
             x = x + dense(attend(*qkv(h, part, sizes), part), part, "o_proj", hidden)
+        elif experts is not None and kind == "E":
+            x = x + experts(h, part)
         else:
             x = x + mlp(h, part, inner, function, bias)
     tied = config.choice("tie_word_embeddings", False)
     done = head(rms(x, weights, f"{prefix}norm_f", eps), config, weights, name, tied=tied)
-    config.check_all_taken((*CHANGES_NOTHING, *OF_EXPERTS, *OF_DRAFTS, "auto_map"))
+    config.check_all_taken((*CHANGES_NOTHING, *(OF_EXPERTS if experts is None else ()), *OF_DRAFTS, "auto_map"))
     weights.check_all_taken("mtp.*")
     return done
 
@@ -85,14 +99,31 @@ def layer_kinds(config: Config) -> list[str]:
         if kinds != list(pattern):
             config.refuse("hybrid_override_pattern", pattern, f"{''.join(kinds)!r}, as the list of layers says,")
     config.choice("num_hidden_layers", len(kinds))
-    if "E" in kinds:
-        raise UserError(
-            f"{config.place}: layer {kinds.index('E')} has experts, which are not handled for this family yet; expected "
-            "mixers (M), softmax (*) and MLPs (-). Take a dense Nemotron-H."
-        )
     return kinds
 
 
 def mlp(x: Register, w: Weights, inner: int, function: str, bias: bool) -> Register:
     """Compute down(f(up x))."""
     return dense(apply(dense(x, w, "up_proj", inner, bias=bias), function), w, "down_proj", x.size, bias=bias)
+
+
+def experts_of_layer(config: Config, function: str, bias: bool) -> Callable[[Register, Weights], Register]:
+    """Return what computes a layer of experts. bias: of the shared MLP and of the projections to and from the latent size."""
+    sizes = grouped(config, inner="moe_intermediate_size", count="n_routed_experts")
+    shared, latent = config.size("moe_shared_expert_intermediate_size", 7688), config.size("moe_latent_size", None)
+    config.choice("n_shared_experts", 1)
+    layout: dict[str, Any] = {
+        "bias": "gate.e_score_correction_bias",
+        "names": ("up_proj", "down_proj"),
+        "function": function,
+    }
+
+    def compute(x: Register, w: Weights) -> Register:
+        if latent is None:
+            y = sparse(x, w, sizes, **layout)
+        else:
+            inputs = dense(x, w, "fc1_latent_proj", latent, bias=bias)
+            y = dense(sparse(x, w, sizes, inputs=inputs, **layout), w, "fc2_latent_proj", x.size, bias=bias)
+        return y + mlp(x, w.under("shared_experts."), shared, function, bias)
+
+    return compute
