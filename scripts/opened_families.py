@@ -15,19 +15,6 @@ FILES = sorted({x.partition("::")[0] for x in (FAMILIES, OWN, CONVERTED, RWKV, S
 FILES.append("tests/serving/test_every_place_is_exact.py")
 FORMATS = ("bfloat16", "int8", "int4")
 COLUMNS = ("logits", "steps", "padding", "200 prompts", "served exactly", "packed")
-SHORT = {  # as the folders of `tests/support/open_folders.py` are called
-    "LFM2-1.2B": "LFM2",
-    "Llama-3.2-1B": "Llama",
-    "Mistral-7B-v0.3": "Mistral",
-    "Qwen2.5-0.5B": "Qwen2",
-    "Qwen3-0.6B": "Qwen3",
-    "Qwen3.5, text alone": "Qwen3.5",
-    "Qwen3.5-0.8B": "Qwen3.5 with images",
-    "Qwen3-Next, dense": "Qwen3-Next",
-    "Olmo-Hybrid-7B": "OLMo-hybrid",
-    "Mamba-Codestral-7B": "Mamba-2",
-    "mamba-130m-hf": "Mamba",
-}
 OTHERS = {  # family: the tests of its columns, where they have other names
     "tarnn's own models of text": {
         "logits": OWN + "test_texts_and_their_states",
@@ -89,6 +76,8 @@ def published(names: list[str]) -> list[str]:
 
 def tests_of(name: str) -> dict[str, str]:
     """Return the tests of a released config's columns. A name ends where the test's own parameters begin."""
+    from support.open_folders import SHORT
+
     short = SHORT.get(name, name)
     formats = {x: f"{FAMILIES}test_compiled_formats[{name}-{x}-" for x in FORMATS}
     return {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.open_folders import CONFIGS, make_folder
+from support.open_folders import PACKED_AND_SERVED, make_folder
 from transformers import AutoTokenizer
 
 import tarnn
@@ -39,13 +39,7 @@ def own(folder):
     return folder
 
 
-EACH_COMMIT = ("Llama", "Qwen3.5", "Mamba-2")
-
-
-@pytest.fixture(
-    scope="module",
-    params=["own", *(pytest.param(x, marks=() if x in EACH_COMMIT else pytest.mark.slow) for x in CONFIGS)],
-)
+@pytest.fixture(scope="module", params=["own", *PACKED_AND_SERVED])
 def folder(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("packed") / "tiny"
     return own(place) if request.param == "own" else make_folder(place, request.param, begins=True)

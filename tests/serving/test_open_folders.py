@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.kill_serve import served_by_a_process
-from support.open_folders import CONFIGS, make_folder
+from support.open_folders import PACKED_AND_SERVED, make_folder
 from support.served import NO_ENDS, alone, answer, prompt
 from transformers import AutoTokenizer
 
@@ -68,9 +68,7 @@ def post(address, path, body):
     return httpx.post(address + path, json=body, timeout=60).raise_for_status().json()
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(x, marks=() if x in ("Qwen3.5", "Llama", "Mamba-2") else pytest.mark.slow) for x in CONFIGS]
-)
+@pytest.mark.parametrize("family", PACKED_AND_SERVED)
 def test_a_second_turn_reads_its_own_tokens(tmp_path, family):
     """Behind 2,100 tokens, and written as if all had been read again, to the bit: after a restart, too."""
     served = open_served(make_folder(tmp_path / "tiny", family, max_position_embeddings=4096))

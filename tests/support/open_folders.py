@@ -1,8 +1,13 @@
 """Tiny folders of models of transformers, one of each family that `tarnn.load` opens, with a tokenizer and a chat template."""
 
+import copy
+
+import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from support.published_configs import PUBLISHED
 
 SIZE = {
     "vocab_size": 264,
@@ -52,6 +57,23 @@ if hasattr(hf, "Lfm3Config"):  # from transformers 5.24 on
     }
 else:
     CONFIGS_OF_5_24 = {}
+SHORT = {  # names of released models (`published_configs`) whose families are above
+    "LFM2-1.2B": "LFM2",
+    "Llama-3.2-1B": "Llama",
+    "Mistral-7B-v0.3": "Mistral",
+    "Qwen2.5-0.5B": "Qwen2",
+    "Qwen3-0.6B": "Qwen3",
+    "Qwen3.5, text alone": "Qwen3.5",
+    "Qwen3.5-0.8B": "Qwen3.5 with images",
+    "Qwen3-Next, dense": "Qwen3-Next",
+    "Olmo-Hybrid-7B": "OLMo-hybrid",
+    "Mamba-Codestral-7B": "Mamba-2",
+    "mamba-130m-hf": "Mamba",
+}
+RELEASED = [name for name in PUBLISHED if name not in SHORT]  # folders of these are packed and served in tests, no more
+# one of each kind; the others are slow tests
+EACH_COMMIT = ("Llama", "Qwen3.5", "Mamba-2", "Jamba-v0.1", "Kimi-Linear-48B-A3B")
+PACKED_AND_SERVED = [pytest.param(x, marks=() if x in EACH_COMMIT else pytest.mark.slow) for x in (*CONFIGS, *RELEASED)]
 TEMPLATE = (
     "{% for m in messages %}<|bos|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
@@ -61,7 +83,7 @@ TEMPLATE = (
 def make_folder(folder, family, dtype=torch.float32, *, begins=False, **config):
     """Save a model with random weights. begins: its tokenizer puts <|bos|> before each text. config: other values of keys."""
     torch.manual_seed(0)
-    made = (CONFIGS | CONFIGS_OF_5_24)[family]()
+    made = released(family) if family in RELEASED else (CONFIGS | CONFIGS_OF_5_24)[family]()
     for name, value in config.items():
         setattr(made, name, value)
     kind = hf.AutoModelForImageTextToText if hasattr(made, "text_config") else hf.AutoModelForCausalLM
@@ -73,6 +95,16 @@ def make_folder(folder, family, dtype=torch.float32, *, begins=False, **config):
     model.save_pretrained(folder)
     byte_level(begins=begins).save_pretrained(folder)
     return folder
+
+
+def released(name):
+    """The config of a released model, made narrower, for the tokenizer's tokens."""
+    fields, tokens = (
+        copy.deepcopy(PUBLISHED[name]),
+        {x: SIZE[x] for x in SIZE if x.endswith(("token_id", "vocab_size"))},
+    )
+    fields.get("text_config", fields).update(tokens)
+    return hf.AutoConfig.for_model(**fields)
 
 
 def byte_level(*, begins=False):
