@@ -1,6 +1,6 @@
 """A model of experts beside a dense one that reads as many bytes for a token.
 
-    python benchmarks/experts.py --threads 1       # two minutes, and 5 GiB; benchmarks/results/experts.{json,md}
+    python benchmarks/experts.py --threads 1       # 90 seconds, and 5 GiB; benchmarks/results/experts.{json,md}
 
 The claim: what a token or a prompt costs goes by the experts that tokens choose, not by those that there are. Each layer has a
 linear attention and 32 experts of which a router chooses two, about a billion weights in all, or a SwiGLU as wide as two experts.
@@ -37,8 +37,8 @@ FULL = {
     "size": 1024,
     "vocabulary": 16000,
     "prompt": 1024,
-    "tokens": 24,
-    "rounds": 5,
+    "tokens": 16,
+    "rounds": 3,
     "formats": ["float32", "int8"],
 }
 QUICK = {"layers": 2, "size": 64, "vocabulary": 500, "prompt": 70, "tokens": 2, "rounds": 1, "formats": ["float32"]}
