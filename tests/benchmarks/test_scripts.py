@@ -24,6 +24,7 @@ OPTIONS = {
     "decode": ["--quick"],
     "decode_baselines": ["--quick"],
     "delta": ["--quick", "--python", sys.executable],
+    "drafts": ["--quick"],
     "encoder_step": ["--quick"],
     "experts": ["--quick"],
     "families": ["--quick", "--cases", "lora", "--rounds", 1, "--shrink", 64],
@@ -41,7 +42,17 @@ OPTIONS = {
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }
-NEED_KERNELS = {"decode_baselines", "experts", "fused_step", "generate", "one_call", "opening", "prefill", "serve"}
+NEED_KERNELS = {
+    "decode_baselines",
+    "drafts",
+    "experts",
+    "fused_step",
+    "generate",
+    "one_call",
+    "opening",
+    "prefill",
+    "serve",
+}
 NOT_RUN = ("all", "sequence_parallel")  # the one runs the others, the other needs several processes
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks for a renamed property
 

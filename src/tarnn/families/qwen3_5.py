@@ -1,7 +1,7 @@
 """Qwen3.5: layers with the gated delta rule, and softmax attention with gated outputs in one of four (text model alone).
 
 Norms of blocks, q and k multiply with 1 + w; the delta rule's with w. A quarter of a head is rotated. Folders with images
-hold the text model under another name; their other tensors and the heads for several tokens at once (`mtp.`) are left.
+hold the text model under another name; their other tensors are left. Those of `mtp.`, which make drafts, `qwen3_5_mtp` reads.
 """
 
 from collections.abc import Callable
