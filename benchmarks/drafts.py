@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -142,9 +143,10 @@ class Known:
 
 def check(options) -> str:
     """The texts of a tiny model with a head."""
-    folder = options.out / "drafts_tiny"
-    draft_model.save(*draft_model.new_model(64, 4), folder)
-    opened = tarnn.load(folder).opened
+    with TemporaryDirectory() as folder:
+        draft_model.save(*draft_model.new_model(64, 4), Path(folder) / "tiny")
+        opened = tarnn.load(Path(folder) / "tiny").opened
+        opened.draft_head  # noqa: B018 — reads its weights while they are there
     for way in (Way(3), Way(3, PromptLookup)):
         try:
             in_turns(options, opened, [*TABLE.encode()], {"plain": Way(), "drafts": way}, 30)

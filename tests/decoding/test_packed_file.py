@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,15 @@ def test_numbers_that_lie(tmp_path, packed):
         except UserError as error:
             refusals += "is damaged (" in str(error)
     assert refusals > 12
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+def test_a_file_larger_than_memory_is_mapped(tmp_path):
+    """Linux refuses to map so much to be written. The file has one empty page after the other, and takes no room."""
+    size = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    header = json.dumps({"block": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / "large").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    with pytest.raises(UserError, match="but no packed model"):
+        read_packed(tmp_path / "large")

@@ -350,10 +350,15 @@ REFUSED = {
     "no gate": ("Qwen3.5, text alone", {"attn_output_gate": False}, "attn_output_gate must be True"),
     "other value heads": ("Olmo-Hybrid-7B", {"linear_num_value_heads": 6}, r"a multiple of linear_num_key_heads \(4\)"),
     "another width": ("Mamba-Codestral-7B", {"num_heads": 4}, "64 channels .* divided by head_dim"),
-    "experts of Granite 4": (
+    "experts that are not there": (
         "Granite-4.0-h-micro",
-        {"num_local_experts": 4},
-        "num_local_experts must be 0 here; got 4",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "lacks the weights model.layers.0.block_sparse_moe.router.layer.weight",
+    ),
+    "no expert of a token": (
+        "Granite-4.0-h-tiny",
+        {"num_experts_per_tok": 0},
+        "num_experts_per_tok must be a whole number from 1 to 7 here; got 0",
     ),
     "several shared experts": (
         "Nemotron-3-Nano-30B-A3B",
@@ -460,6 +465,9 @@ OF_EXPERTS = (
     "every number of LFM2-MoE",
     "MiniMax-Text-01",
     "every number of Lara-mini",
+    "Nemotron-3-Nano-30B-A3B",
+    "Nemotron 3, experts with all options",
+    "Granite-4.0-h-tiny",
     "Jamba-v0.1",
 )
 TOLERANCE, LEFT_OUT = 1e-4, 0.01

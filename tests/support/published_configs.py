@@ -1026,3 +1026,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "use_mamba_kernels": True,
     },
 }
+PUBLISHED["Granite-4.0-h-tiny"] = PUBLISHED["Granite-4.0-h-micro"] | {
+    "attention_multiplier": 0.0078125,
+    "intermediate_size": 11,
+    "logits_scaling": 6,
+    "num_experts_per_tok": 3,
+    "num_local_experts": 7,
+    "shared_intermediate_size": 22,
+}

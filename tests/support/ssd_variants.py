@@ -24,6 +24,18 @@ FALCON = {
     "ssm_multipliers": [0.7, 1.3, 0.8, 1.6, 0.9],
     "ssm_out_multiplier": 0.75,
 }
+GRANITE = {
+    **MIXER,
+    "attention_bias": True,
+    "attention_multiplier": 0.9,
+    "embedding_multiplier": 0.8,
+    "logits_scaling": 2.5,
+    "position_embedding_type": "rope",
+    "residual_multiplier": 0.6,
+    "rms_norm_eps": 0.03,
+    "rope_theta": 30.0,
+    "tie_word_embeddings": False,
+}
 ZAMBA2 = {
     "add_bias_linear": True,
     "hidden_act": "silu",
@@ -49,21 +61,8 @@ SSD_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "partial_rotary_factor": None,
         },
     ),
-    "Granite 4 with all options": (
-        "Granite-4.0-h-micro",
-        {
-            **MIXER,
-            "attention_bias": True,
-            "attention_multiplier": 0.9,
-            "embedding_multiplier": 0.8,
-            "logits_scaling": 2.5,
-            "position_embedding_type": "rope",
-            "residual_multiplier": 0.6,
-            "rms_norm_eps": 0.03,
-            "rope_theta": 30.0,
-            "tie_word_embeddings": False,
-        },
-    ),
+    "Granite 4 with all options": ("Granite-4.0-h-micro", GRANITE),
+    "Granite 4, experts with all options": ("Granite-4.0-h-tiny", {**GRANITE, "num_experts_per_tok": 2}),
     "Falcon-H1 with all options": ("Falcon-H1-0.5B", FALCON),
     "Falcon-H1, gated, then normed": ("Falcon-H1-0.5B", {**FALCON, "mamba_norm_before_gate": False}),
     "Falcon-H1, as many channels as usual": (

@@ -13,9 +13,12 @@ sets. Processes that open one file share its pages. It must not be changed meanw
 
 import hashlib
 import json
+import mmap
 import sys
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +41,7 @@ PIECE = 2**24  # bytes that are written at once
 PREFIX = "file:"
 OF_TOKENIZERS = (TOKENIZER, SETTINGS, SPECIAL_MAP, ADDED, TEMPLATE)
 KINDS = {torch.uint8: "U8", torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16"}
+TYPES = {name: dtype for dtype, name in KINDS.items()}
 
 
 class PackedFile(NamedTuple):
@@ -145,10 +149,26 @@ def check_contents(path: str | Path) -> None:
 
 
 def _mapped(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Map a file to be read only: Linux refuses what could be written, of more bytes than it has memory. (tensors, metadata)."""
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}. {REMEDY}")
     try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
+        with safe_open(path, "np") as header, Path(path).open("rb") as file:
+            memory, tensors = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), {}
+            at = 8 + int.from_bytes(memory[:8], "little")
+            for name in header.offset_keys():
+                part = header.get_slice(name)
+                tensors[name] = _tensor(memory, at, TYPES[part.get_dtype()], part.get_shape())
+                at += tensors[name].nbytes
+            return tensors, header.metadata() or {}
+    except (SafetensorError, OSError, RuntimeError, KeyError) as error:
         raise UserError(f"{path} is no packed file, or one that was cut short ({error}). {REMEDY}") from error
+
+
+def _tensor(memory: mmap.mmap, at: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    """Return a tensor of bytes from `at` on, which keeps their memory."""
+    if not prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=at).view(shape)

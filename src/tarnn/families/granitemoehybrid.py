@@ -1,14 +1,18 @@
 """Granite 4 (IBM 2025): Mamba-2's mixers, softmax in some layers, and SwiGLU in all; most models have no positions.
 
+Larger models (h-tiny, h-small) have experts beside it: the router's weights are the softmax of the chosen logits alone.
+
 Four multipliers come with it, and cost nothing here. Every branch is added times r: divided by r, the residual stream
 is e/r·embeddings + branches, and each norm of it the same as before with eps/r². Logits are divided in the last norm's gain.
 """
 
 from tarnn.families.config import Config
+from tarnn.families.experts import Experts
 from tarnn.families.mamba2 import Mamba2Sizes, mixer
 from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
+from tarnn.program.experts import Expert, experts, route
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, apply, product
 
@@ -21,8 +25,9 @@ def program(config: Config, weights: Weights) -> Program:
     record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
     config.choice("hidden_act", "silu")
     config.choice("normalization_function", "rmsnorm")
-    config.choice("num_local_experts", 0)
     config.skip("init_method", "num_experts_per_tok", "intermediate_size")
+    sparse = config.size("num_local_experts", 8, least=0) > 0
+    of_layer = Experts.of(config, inner="intermediate_size", count="num_local_experts") if sparse else None
     given, inner = config.number("rms_norm_eps", 1e-6, least=0), config.size("shared_intermediate_size", 1024)
     c, sizes = Mamba2Sizes.of_hybrid(config, hidden, given), Heads.of(config, hidden)
     branches, embeddings = (multiplier(config, f"{name}_multiplier") for name in ("residual", "embedding"))
@@ -39,7 +44,9 @@ def program(config: Config, weights: Weights) -> Program:
             part = w.under("self_attn.")
             o = attend(*qkv(h, part, sizes, bias=bias), part, frequencies, scale=scale)
             x = x + dense(o, part, "o_proj", hidden, bias=bias)
-        x = x + shared_mlp(rms(x, w, "post_attention_layernorm", eps), w.under("shared_mlp."), inner)
+        h = rms(x, w, "post_attention_layernorm", eps)
+        y = shared_mlp(h, w.under("shared_mlp."), inner)
+        x = x + (y if of_layer is None else chosen_experts(h, w.under("block_sparse_moe."), of_layer) + y)
     x = rms(x, weights, "model.norm", eps, scale=1 / multiplier(config, "logits_scaling"))
     done = head(x, config, weights, name)
     config.check_all_taken()
@@ -52,6 +59,16 @@ def shared_mlp(x: Register, w: Weights, inner: int) -> Register:
     gate, up = w.get("input_linear.weight", (2 * inner, x.size)).split(inner)
     y = apply(product(x, gate), "silu") * product(x, up)
     return dense(y, w, "output_linear", x.size)
+
+
+def chosen_experts(x: Register, w: Weights, sizes: Experts) -> Register:
+    """Compute the experts of each token; all gates and first products are one tensor."""
+    n, m, router, up, down = sizes.count, sizes.inner, "router.layer", "input_linear.weight", "output_linear.weight"
+    if "router.weight" in w:  # of a live model
+        router, up, down = "router", "experts.gate_up_proj", "experts.down_proj"
+    chosen, weights = route(dense(x, w, router, n, exact=True), sizes.chosen)
+    first, last = w.get(up, (n, 2 * m, x.size)).view(n, 2, m, x.size), w.get(down, (n, x.size, m))
+    return experts(x, chosen, weights, [Expert(first[i, 0], first[i, 1], last[i]) for i in range(n)])
 
 
 def multiplier(config: Config, key: str) -> float:

@@ -24,29 +24,25 @@ class Result:
     why: str | None = None
 
     def __str__(self) -> str:
-        number = "" if self.largest is None else "0" if self.largest == 0 else f"{self.largest:.1e}"
-        return f"  {self.outcome:8}{self.law:38}{number:9}{self._about()}".rstrip()
-
-    def _about(self) -> str:
-        where = (
-            self.places
-            and f"at {self.places[0]} of {self.places[1]} tokens; first in {self.first or 'the logits alone'}"
-        )
-        return "; ".join(x for x in (self.why, where) if x)
+        number = "" if self.largest is None else f"{self.largest:.1e}" if self.largest else "0"
+        about = [self.why] if self.why else []
+        if self.places:
+            over, tokens = self.places
+            about.append(f"at {over} of {tokens} tokens; first in {self.first or 'the logits alone'}")
+        return f"  {self.outcome:8}{self.law:38}{number:9}{'; '.join(about)}".rstrip()
 
 
 @dataclass(frozen=True)
 class Section:
-    """The results of one way to run a model. tolerance: of logits; None: nothing was compared. origin: where it comes from."""
+    """The results of one way to run a model. tolerance: of logits. origin: where it comes from."""
 
     name: str
-    tolerance: float | None
+    tolerance: float
     origin: str
     results: tuple[Result, ...]
 
     def __str__(self) -> str:
-        allowed = "" if self.tolerance is None else f"\n  tolerance {self.tolerance:.2g}: {self.origin}"
-        return "\n".join([f"{self.name}{allowed}", *map(str, self.results)])
+        return "\n".join([self.name, f"  tolerance {self.tolerance:.2g}: {self.origin}", *map(str, self.results)])
 
 
 @dataclass(frozen=True)
@@ -74,10 +70,9 @@ class Report:
     def facts(self) -> dict[str, Any]:
         """Return it as JSON has it; a difference that is not finite as null, with its reason."""
         facts = asdict(self)
-        for section in facts["sections"]:
-            for result in section["results"]:
-                if result["largest"] == float("inf"):  # no number of JSON
-                    result |= {"largest": None, "why": result["why"] or "the difference is not finite"}
+        for result in (x for section in facts["sections"] for x in section["results"]):
+            if result["largest"] == float("inf"):  # no number of JSON
+                result |= {"largest": None, "why": result["why"] or "the difference is not finite"}
         return facts | {"failed": len(self.failed)}
 
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
 """A model by the runtime of its program, as `tarnn.load` runs it; and by the program's definition."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from tarnn.decoding.opened import Opened
 from tarnn.errors import UserError
-from tarnn.laws.ways import LOGITS, STATE, Stages
+from tarnn.laws.report import Result
+from tarnn.laws.ways import FACTOR, LOGITS, STATE, Runner, Stages, alone, compared, difference, first_above, rounding
 from tarnn.models.state import ModelState
 from tarnn.program.definition import new_states, run
 from tarnn.program.extra import extra_rows
@@ -20,21 +20,17 @@ from tarnn.program.runtime import Runtime
 from tarnn.program.state import tensors_of
 
 
-class Running:
-    """The `Runner` of an opened model, whose step is the runtime of a program."""
+class Running(Runner):
+    """Run an opened model, whose step is the runtime of a program. Compiled programs promise the same bits in all ways."""
 
-    special: frozenset[int] = frozenset()
-
-    def __init__(self, opened: Opened, runtime: Runtime, name: str):
-        self.runtime, self.program, self.name = runtime, runtime.program, name
+    def __init__(self, opened: Opened):
+        runtime: Any = getattr(opened.step, "runtime", opened.step)
+        if not isinstance(runtime, Runtime):
+            raise UserError(f"there is no program of this {opened.architecture}: {'; '.join(opened.about)}.")
+        self.runtime, self.program = runtime, runtime.program
+        self.name, self.exact = f"tarnn's runtime: {'; '.join(opened.about)}", hasattr(runtime, "packed")
         self.vocab_size, self.limit = opened.config
         self.pad_id = opened.pad_id if opened.pad_id < self.vocab_size else 0
-        self.room, self.watching = 0, False  # tokens that states have room for
-
-    @property
-    def exact(self) -> bool:
-        """Whether all ways give the same bits, as compiled programs promise."""
-        return hasattr(self.runtime, "packed")
 
     def whole(self, ids: Tensor, mask: Tensor | None = None) -> Stages:
         return self.read(ids, None, mask)[0]
@@ -51,14 +47,6 @@ class Running:
 
     def packed(self, rows: Sequence[Tensor], told: str) -> Stages:
         raise ValueError("the runtime takes each text as a row of its own.")
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        self.watching = True
-        try:
-            yield
-        finally:
-            self.watching = False
 
     def exactly(self, ids: Tensor) -> Stages:
         return defined(self.program, ids, torch.float64, states=self.watching)
@@ -113,3 +101,34 @@ def first_unlike(program: Program, outputs: dict[str, Tensor], limits: dict[str,
         else:
             return name
     return None
+
+
+def against_definition(running: Running, saved: torch.dtype, law: str, rows: list[Tensor]) -> Result:
+    """Compare a runtime with its program's definition in float64. saved: the type of the weights before they were packed."""
+    weights = running.runtime.weights
+    if weights != "float32" and (weights, saved) != ("bfloat16", torch.bfloat16):
+        raise UserError(f"{weights} rounds the weights; `tarnn eval` measures what that costs.")
+    ids = torch.stack(rows)
+    single, exact = (defined(running.program, ids, x, states=True) for x in (torch.float32, torch.float64))
+    with running.watched():
+        ours = running.whole(ids)
+    limits = {name: FACTOR * float(difference(single[name], x).max()) for name, x in exact.items()}
+    why = f"of at most {limits[LOGITS]:.1e}, by rounding"
+    return compared(law, ours, exact, limits[LOGITS], lambda: first_above(ours, exact, limits), why)
+
+
+def against_forward(
+    forward: Callable[[], Runner], running: Callable[[], Running], law: str, rows: list[Tensor]
+) -> Result:
+    """Compare a runtime with a live model; what differs is looked for in the outputs of its layers."""
+    ours, model = running(), forward()
+    ours.room = len(rows[0])
+    limit = rounding(model, rows)[0][LOGITS]
+
+    def first() -> str | None:
+        with model.watched():
+            stages, limits = alone(model, rows[:1]), rounding(model, rows)[0]
+        outputs = {name: x[0] for name, x in stages.items() if name.rpartition(".")[2].isdigit()}
+        return first_unlike(ours.program, outputs, limits, rows[0][None])
+
+    return compared(law, alone(ours, rows), alone(model, rows), limit, first, f"of at most {limit:.1e}, by rounding")
