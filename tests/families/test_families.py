@@ -175,7 +175,7 @@ def test_greedy_tokens(name, folder):
     prompts, model = torch.stack(rows(*[3] * 200)), model_of(name)
     cached = not any(limits_steps(x, 0.0) for x in model.modules())
     options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": 2, "use_cache": cached}
-    written = model.generate(prompts, max_new_tokens=5, min_new_tokens=5, **options)
+    written = model.generate(prompts, max_new_tokens=2, min_new_tokens=2, **options)
     logits = defined(open_program(folder), written[:, :-1])[:, 2:]
     logits[..., 2] = -torch.inf  # the end, which min_new_tokens does not allow
     assert torch.equal(logits.argmax(-1), written[:, 3:])
