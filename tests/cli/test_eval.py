@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHead
 
 from tarnn.cli.eval import confusion_lines
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.tasks.images import read_images
 
 TINY = [
@@ -245,6 +246,14 @@ def test_what_it_refuses(command, foreign, sources, tmp_path):
     assert command("eval", run).code == 0  # a run of text keeps what it held out
     (run / "data" / "corpus.json").unlink()
     assert command("eval", run).is_refusal("is gone")
+
+
+def test_a_model_of_bytes_needs_no_tokenizer(command, tmp_path):
+    config = TarnnConfig(vocab_size=256, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    TarnnForCausalLM(config).save_pretrained(tmp_path / "bytes")
+    (tmp_path / "a.txt").write_text("Call me Ishmael.")
+    found = command("eval", tmp_path / "bytes", tmp_path / "a.txt", "--json")
+    assert json.loads(found.out)["bits_per_byte"] > 7
 
 
 def test_data_that_have_changed_are_not_held_out(command, sources, tmp_path):

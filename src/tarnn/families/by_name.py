@@ -1,13 +1,15 @@
 """The families by `model_type` of config.json, and the program of a folder."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from tarnn.errors import UserError
 from tarnn.families.composites import COMPOSITES, text_of
 from tarnn.families.config import Config
-from tarnn.families.weights import Weights
+from tarnn.families.weights import MissingWeights, Weights
 from tarnn.program.instructions import Program
 
 FAMILIES = {  # model_type: the file of this package that reads it
@@ -80,8 +82,18 @@ def family_of(config: Config) -> Callable[[Config, Weights], Program]:
         )
     if name in COMPOSITES:
         return program_of_text
-    program: Callable[[Config, Weights], Program] = import_module(f"tarnn.families.{FAMILIES[name]}").program
-    return program
+    return partial(naming_missing, import_module(f"tarnn.families.{FAMILIES[name]}").program)
+
+
+def naming_missing(program: Callable[[Config, Weights], Program], config: Config, weights: Weights) -> Program:
+    """Write a program. Where weights are missing, the UserError names the first ten."""
+    try:
+        return program(config, weights)
+    except MissingWeights:
+        noting = weights.noting()
+        with suppress(Exception):  # what fails with zeros says nothing of the folder
+            program(config, noting)
+        raise noting.missing() from None
 
 
 def program_of_text(config: Config, weights: Weights) -> Program:

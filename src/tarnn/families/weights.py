@@ -40,11 +40,16 @@ KINDS = {**FLOATS, **INTEGERS, "BOOL": torch.bool}
 NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 
 
+class MissingWeights(UserError):
+    """Weights that a config calls for are missing."""
+
+
 @dataclass(frozen=True)
 class Source:
     """Tensors to be taken. header: name → (type, shape). read: the tensor of a name.
 
-    taken: names, as they are taken or marked. used: those among them whose numbers the model is made of.
+    taken: names, as they are taken or marked. used: those among them whose numbers the model is made of. lacking: names that
+    were asked for in vain; None: the first one is refused.
     """
 
     place: str
@@ -52,6 +57,7 @@ class Source:
     read: Callable[[str], Tensor]
     taken: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
+    lacking: list[str] | None = None
 
 
 class Weights:
@@ -102,6 +108,11 @@ class Weights:
 
     def get(self, name: str, shape: tuple[int, ...], *, whole: bool = False) -> Tensor:
         """Take a tensor that must have this shape, and a floating type. whole: it must have whole numbers instead."""
+        if name not in self and self._source.lacking is not None:
+            self._source.lacking.append(self._whole(name))
+            if len(self._source.lacking) > LISTED:
+                raise self.missing()
+            return torch.zeros(()).expand(shape)
         if self.shape(name) != shape:
             raise UserError(
                 f"{self.place} has {self._whole(name)} of shape {self.shape(name)} where the config calls for {shape}. "
@@ -115,13 +126,25 @@ class Weights:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, without taking it. Raises UserError where it is missing."""
         if name not in self:
-            raise UserError(f"{self.place} lacks the weights {self._whole(name)}. {FOREIGN}")
+            if self._source.lacking is not None:
+                self._source.lacking.append(self._whole(name))
+            raise self.missing(name)
         return self._source.header[self._whole(name)][1]
 
     def dtype(self, name: str) -> torch.dtype:
         """Return a tensor's type, without taking it."""
         self.shape(name)
         return KINDS[self._source.header[self._whole(name)][0]]
+
+    def missing(self, *names: str) -> MissingWeights:
+        """Make the refusal of weights that are missing, and of those that were asked for in vain before."""
+        lacking = [*dict.fromkeys([*(self._source.lacking or ()), *map(self._whole, names)])]
+        more = " and more" if len(lacking) > LISTED else ""
+        return MissingWeights(f"{self.place} lacks the weights {', '.join(lacking[:LISTED])}{more}. {FOREIGN}")
+
+    def noting(self) -> "Weights":
+        """Return the same tensors, with zeros in the place of missing ones, which `missing` names: to find them all."""
+        return Weights(replace(self._source, taken=set(), used=set(), lacking=[]), self._prefix, self._renamed)
 
     def under(self, prefix: str) -> "Weights":
         """Return the tensors whose names begin with `prefix` as weights of their own, by the rest of their names."""

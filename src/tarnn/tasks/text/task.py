@@ -150,7 +150,7 @@ class MaskedLMTask(WindowTask):
         self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
 
     @staticmethod
-    def open_tokenizer(folder: Path) -> Any:
+    def open_tokenizer(folder: Path, vocab_size: int) -> Any:
         """One to which a mask can be added."""
         from tarnn.data.saved_tokenizer import open_saved_tokenizer
 

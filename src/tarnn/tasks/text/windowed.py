@@ -76,7 +76,7 @@ class WindowTask(Task):
         from tarnn.data.tokenizers import token_bytes
 
         task = cls.__new__(cls)
-        task.settings, task.tokenizer = trained.settings, cls.open_tokenizer(trained.folder)
+        task.settings, task.tokenizer = trained.settings, cls.open_tokenizer(trained.folder, trained.config.vocab_size)
         task.bytes_per_id = torch.tensor([len(x) for x in token_bytes(task.tokenizer)])
         if sources:
             documents = read_documents(sources, text_field=trained.settings.text_field, log=log)
@@ -91,11 +91,11 @@ class WindowTask(Task):
         return task
 
     @staticmethod
-    def open_tokenizer(folder: Path) -> Any:
-        """Open the tokenizer of a trained model that is measured."""
-        from tarnn.decoding.tokenizer import open_tokenizer
+    def open_tokenizer(folder: Path, vocab_size: int) -> Any:
+        """Open the tokenizer of a trained model that is measured; one of 256 tokens may have none, and reads bytes."""
+        from tarnn.decoding.lm import tokenizer_in
 
-        return open_tokenizer(folder)
+        return tokenizer_in(folder, vocab_size)
 
     @classmethod
     def make_config(cls, settings: Any, tokenizer: Any = None, longest: int | None = None, **of_data: Any) -> Any:
