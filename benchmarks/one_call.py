@@ -1,25 +1,23 @@
-"""Other families by the fused step: converted Llamas, and Qwen3.5, OLMo-hybrid and Mamba-2 of transformers.
+"""A token of linear models opened by `tarnn.load`, beside transformers and beside reading as many bytes.
 
-    python benchmarks/one_call.py        # some ten minutes; benchmarks/results/one_call.{json,md}
-    python benchmarks/one_call.py --families "Qwen3.5, 0.8 B"     # less than that, and 8 GiB; runs/benchmarks/
+    python benchmarks/one_call.py --threads 1      # some minutes; benchmarks/results/one_call.{json,md}
+    python benchmarks/one_call.py --families "Qwen3.5, 0.8 B"     # 8 GiB; runs/benchmarks/
 
-The claim: `model.generate` of a patched model, or of a converted one, is several times as fast as transformers. Random weights,
-about 100 million parameters, greedy, batch 1. In turns: transformers as it comes; tarnn's ops, layer by layer (patched; of a
-Llama: converted); the fused step in four formats. One text each: a prompt of 1,024 tokens, then 24 more. The prompt's time ends
-with the first new token, and packing the weights is in it, as `generate` packs for each text; a token's is the median of the
-others. With float32 weights, small models write the same text in all ways, or nothing is measured. The large one is of the shape
-of Qwen3.5-0.8B: transformers in float32 beside the fused step in bfloat16 and int8.
+The claim: one token more of any of these families takes about as long as reading the weights. A folder of each is written with
+random weights, about 100 million of them, and opened in four formats. Greedy, batch 1, behind a prompt of 128 tokens. With
+float32 weights, small models write the same text as transformers' `generate`, or nothing is measured. Other engines on the
+same folders: `one_call.md`.
 
-Beside a token stands the least that memory allows: the bytes of the packed weights and twice those of the states, at the rate at
-which torch sums as many float32 numbers, or finds their maximum, whichever is faster, measured in the same turns.
+Beside a token stands the least that memory allows: the bytes of the packed weights, of the states read and written, and of the
+keys and values read, at the rate of the fastest of three plain reads of float32 numbers by torch (sum, maximum, scalar product),
+in the same round with as many threads.
 """
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,8 +25,6 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from transformers.generation.streamers import BaseStreamer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tarnn
@@ -38,24 +34,25 @@ from scripts.common.others import taken_quietly
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
-from tarnn.conversion import set_options
-from tarnn.decoding.fused import FusedStep
-from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.kernels.cpu.products import FORMATS
+from tarnn.program.runtime import Runtime
+from tarnn.program.state import new_state, tensors_of
 
 COMMON = {"vocab_size": 16000, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-SIZE = {
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-}
-DELTA = {
-    "linear_num_key_heads": 8,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 128,
+SIZE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4}
+DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+SSD = {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "state_size": 128, "n_groups": 1}
+OF_GRANITE = {
+    "shared_intermediate_size": 2048,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "mamba_n_heads": 24,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "attention_multiplier": 1 / 64,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
 }
 LARGE = "Qwen3.5, 0.8 B"
 OF_LARGE = {
@@ -68,34 +65,48 @@ OF_LARGE = {
     "head_dim": 256,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
 }
-SSD = {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "state_size": 128, "n_groups": 1}
-CONVERTED = "Llama, converted"
+
+
+def every(n: int, layers: int, other: str, attention: str = "full_attention") -> list[str]:
+    """Attention in each n-th layer."""
+    return [other if (i + 1) % n else attention for i in range(layers)]
+
+
 FAMILIES: dict[
     str, Callable[[int], Any]
 ] = {  # a config with so many layers; twice as many of the large one, and of Mamba-2, which has no feed-forward
-    CONVERTED: lambda layers: hf.LlamaConfig(**COMMON, **SIZE, num_hidden_layers=layers),
-    "Qwen3.5": lambda layers: hf.Qwen3_5TextConfig(**COMMON, **SIZE, **DELTA, num_hidden_layers=layers),
-    "OLMo-hybrid": lambda layers: hf.OlmoHybridConfig(**COMMON, **SIZE, **DELTA, num_hidden_layers=layers),
-    "Mamba-2": lambda layers: hf.Mamba2Config(**COMMON, **SSD, num_hidden_layers=2 * layers),
-    LARGE: lambda layers: hf.Qwen3_5TextConfig(**OF_LARGE, num_hidden_layers=2 * layers),
+    "Qwen3.5": lambda n: hf.Qwen3_5TextConfig(
+        **COMMON, **SIZE, **DELTA, head_dim=64, linear_num_key_heads=6, linear_num_value_heads=6, num_hidden_layers=n
+    ),
+    "LFM2": lambda n: hf.Lfm2Config(
+        **COMMON,
+        **{**SIZE, "intermediate_size": 2304},
+        block_auto_adjust_ff_dim=False,
+        num_hidden_layers=n,
+        layer_types=every(3, n, "conv"),
+    ),
+    "Granite 4": lambda n: hf.GraniteMoeHybridConfig(
+        **COMMON,
+        **SIZE,
+        **OF_GRANITE,
+        position_embedding_type=None,
+        num_hidden_layers=n,
+        layer_types=every(6, n, "mamba", "attention"),
+    ),
+    "Mamba-2": lambda n: hf.Mamba2Config(**COMMON, **SSD, num_hidden_layers=2 * n),
+    LARGE: lambda n: hf.Qwen3_5TextConfig(**OF_LARGE, **DELTA, num_hidden_layers=2 * n),
 }
-FULL = {"families": [x for x in FAMILIES if x != LARGE], "layers": 12, "tokens": 24, "prompt": 1024, "rounds": 3}
-QUICK = {"layers": 4, "tokens": 2, "prompt": 70, "rounds": 1}
-THEIRS, OURS = "transformers", "layer by layer"
-FASTER, FASTER_PROMPT, OF_MEMORY = 4.0, 3.0, 1.3
+FULL = {"families": [x for x in FAMILIES if x != LARGE], "layers": 12, "tokens": 24, "prompt": 128, "rounds": 5}
+QUICK = {"layers": 6, "tokens": 2, "prompt": 70, "rounds": 1}
+THEIRS = "transformers"
+FASTER, OF_MEMORY = 1.0, 1.3
 CHECKED = 64, 8  # tokens of a prompt, and behind it
 
 
 def formats_of(name: str) -> tuple[str, ...]:
-    """In which formats a family's weights are packed."""
-    return ("bfloat16", "int8") if name == LARGE else FORMATS
-
-
-def ways_of(name: str) -> tuple[str, ...]:
-    return (THEIRS, *formats_of(name)) if name == LARGE else (THEIRS, OURS, *FORMATS)
+    """Return in which formats a family's weights are packed."""
+    return ("bfloat16", "int8", "int4") if name == LARGE else FORMATS
 
 
 def main() -> int:
@@ -105,118 +116,96 @@ def main() -> int:
 
 
 def check(options) -> str:
-    """The texts of tiny models."""
+    """Compare the texts of small models."""
     for name in {"Qwen3.5" if x == LARGE else x for x in options.families}:
-        model, texts = made(name, 4), {}
-        for way in (THEIRS, OURS, "float32"):
-            if (name, way) != (CONVERTED, THEIRS):  # which estimates, so that its text is another
-                with surroundings(name, model, way):
-                    texts[way] = written(model, *CHECKED)
-        if wrong := [way for way, text in texts.items() if not torch.equal(text, texts[OURS])]:
-            return f"{name}: {', '.join(wrong)} wrote another text than {OURS}"
+        model = made(name, 6)
+        if texts(model, *CHECKED) != texts(opened(model, "float32"), *CHECKED):
+            return f"{name}: tarnn wrote another text than transformers"
     return ""
 
 
 def made(name: str, layers: int) -> Any:
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(FAMILIES[name](layers)).eval()
-    model.generation_config.eos_token_id = None
-    if name == CONVERTED:
-        model.set_attn_implementation("tarnn_hybrid")
-        set_options(model, feature_map="clusters")
-    return model
+    return hf.AutoModelForCausalLM.from_config(FAMILIES[name](layers)).eval()
 
 
-def surroundings(name: str, model: Any, way: str) -> ExitStack:
-    """What holds while a model is called in one of the ways."""
-    stack = ExitStack()
-    if name == CONVERTED:
-        model.set_attn_implementation("sdpa" if way == THEIRS else "tarnn_hybrid")
-    elif way != THEIRS:
-        stack.enter_context(tarnn.patch_transformers())
-    if way != THEIRS:
-        stack.enter_context(fused_forward(model, None if way == OURS else way))
-    return stack
+def opened(model: Any, weights: str) -> Runtime:
+    """Return the runtime of a model that was written into a folder and is opened from there."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return tarnn.load(folder, weights, tokenizer=object()).opened.step  # type: ignore[return-value]
 
 
-def written(model: Any, prompt: int, tokens: int, clock: "Stamps | None" = None) -> Tensor:
-    """A prompt, and so many tokens more."""
+def texts(model: Any, prompt: int, tokens: int) -> list[int]:
+    return [int(x) for x, _ in written(model, prompt, tokens)]
+
+
+def written(model: Any, prompt: int, tokens: int) -> list[tuple[Tensor, float]]:
+    """Return the tokens that follow a prompt, the likeliest each, and the seconds after which each was there."""
     ids = torch.randint(3, COMMON["vocab_size"], (1, prompt), generator=torch.Generator().manual_seed(1))
-    return model.generate(ids, max_new_tokens=tokens, do_sample=False, streamer=clock)
-
-
-class Stamps(BaseStreamer):
-    """The moments at which `generate` has had a prompt, and each token."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def put(self, value: Tensor) -> None:
-        self.seconds.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
+    begun, found = time.perf_counter(), []
+    if isinstance(model, Runtime):
+        state = model.new_state(1, prompt + tokens)
+        logits, state = model.prefill(ids, state, inplace=True)
+    else:
+        output = model(ids, use_cache=True)
+        logits, state = output.logits[:, -1], output.cache
+    for _ in range(tokens):
+        token = logits.argmax(-1)
+        found.append((token, time.perf_counter() - begun))
+        if isinstance(model, Runtime):
+            logits, state = model(token, state, inplace=True)
+        else:
+            logits = model(token[None], cache=state, use_cache=True).logits[:, -1]
+    return found
 
 
 def measure(options, found: dict[str, Any], keep) -> None:
     for name in options.families:
-        model, times = made(name, options.layers), {}
-        read = {way: read_by_a_step(name, model, way) for way in formats_of(name)}
-        rounds, share = taken_quietly(partial(all_rounds, name, model, read, options))
-        for way in ways_of(name):
+        model = made(name, options.layers)
+        ways = {THEIRS: model, **{x: opened(model, x) for x in formats_of(name)}}
+        rounds, share = taken_quietly(partial(all_rounds, ways, options))
+        times = {}
+        for way in ways:
             times[way] = {key: median(x[way][key] for x in rounds) for key in rounds[0][way]}
-            if way in read:
-                times[way] |= {"memory_ms": min(x[way]["memory_ms"] for x in rounds), "bytes": read[way]}
-            print(f"{name:18}{way:16}" + "".join(f"  {key} {x:,.1f}" for key, x in times[way].items()), flush=True)
+            print(f"{name:18}{way:16}" + "".join(f"  {key} {x:,.2f}" for key, x in times[way].items()), flush=True)
         found[name] = {"parameters": model.num_parameters(), "others": share, "ways": times}
         keep()
 
 
-def all_rounds(*given: Any) -> list[dict[str, dict[str, float]]]:
-    return [one_round(*given) for _ in range(given[-1].rounds)]
+def all_rounds(ways: dict[str, Any], options) -> list[dict[str, dict[str, float]]]:
+    return [{way: once(model, options) for way, model in ways.items()} for _ in range(options.rounds)]
 
 
-def one_round(name: str, model: Any, read: dict[str, int], options) -> dict[str, dict[str, float]]:
-    """Milliseconds of a token and of the prompt, way by way; and of reading as much memory as a token takes."""
-    found = {}
-    for way in ways_of(name):
-        clock = Stamps()
-        with surroundings(name, model, way):
-            written(model, options.prompt, 1 + options.tokens, clock)
-        begin, first, *rest = clock.seconds
-        tokens = [1000 * (b - a) for a, b in pairwise([first, *rest])]
-        found[way] = {"token_ms": median(tokens), "prompt_ms": 1000 * (first - begin)}
-        if way in read:
-            numbers = torch.ones(read[way] // 4)
-            found[way]["memory_ms"] = 1000 * min(seconds_of(f, 3) for f in (numbers.sum, numbers.max))
+def once(model: Any, options) -> dict[str, float]:
+    """Return milliseconds of the prompt and of a token, and of reading as much memory as a token takes."""
+    at = [seconds for _, seconds in written(model, options.prompt, 1 + options.tokens)]
+    found = {"prompt_ms": 1000 * at[0], "token_ms": 1000 * median(b - a for a, b in zip(at, at[1:], strict=False))}
+    if isinstance(model, Runtime):
+        size = read_by_a_step(model, options.prompt + options.tokens // 2)
+        numbers = torch.ones(size // 4)
+        reads = numbers.sum, numbers.max, partial(torch.dot, numbers, numbers)
+        memory = 1000 * min(seconds_of(f, 5) for f in reads)
+        found |= {"bytes": size, "memory_ms": memory, "times_memory": found["token_ms"] / memory}
     return found
 
 
-def read_by_a_step(name: str, model: Any, weights: str) -> int:
-    """Bytes of the packed weights, and twice those of the states without keys."""
-    with surroundings(name, model, OURS):
-        step = FusedStep(model, weights)
-        states = step.new_state(1, CHECKED[0])
-    tensors = [x for x in pytree.tree_leaves(states) if isinstance(x, Tensor)]
-    return step.runtime.packed.block.numel() + 2 * sum(x.nbytes for x in tensors)
+def read_by_a_step(runtime: Runtime, position: int) -> int:
+    """Return the bytes of the packed weights, twice those of the states, and those of the keys and values so far."""
+    program, size = runtime.program, runtime.packed.block.numel()
+    for spec, x in zip(program.states, tensors_of(new_state(program, 1, 1), program), strict=True):
+        size += x.nbytes * (2 if spec.grows is None else position)
+    return size
 
 
 def targets(found: dict[str, Any]) -> list[Target]:
     ways = {name: one["ways"] for name, one in found.items()}
-    floors = {
-        f"{name}, {x}": at[x]["token_ms"] / at[x]["memory_ms"] for name, at in ways.items() for x in formats_of(name)
-    }
-    faster, prompts = (
-        {name: at[THEIRS][key] / at["float32"][key] for name, at in ways.items() if "float32" in at}
-        for key in ("token_ms", "prompt_ms")
-    )
-    of_small = [
-        at_least(f"a token: at least {FASTER:g} times as fast as transformers", "float32", FASTER, faster),
-        at_least(f"a prompt: at least {FASTER_PROMPT:g} times as fast", "float32", FASTER_PROMPT, prompts),
-    ]
+    floors = {f"{name}, {x}": at[x]["times_memory"] for name, at in ways.items() for x in formats_of(name)}
+    faster = {name: at[THEIRS]["token_ms"] / at["float32"]["token_ms"] for name, at in ways.items() if "float32" in at}
+    claim = f"a token takes at most {OF_MEMORY:g} times what memory allows"
     return [
-        *(of_small if faster else []),
-        at_most(f"a token takes at most {OF_MEMORY:g} times what memory allows", "all formats", OF_MEMORY, floors),
+        at_most(claim, "all formats", OF_MEMORY, floors),
+        *([at_least("a token is as fast as transformers'", "float32", FASTER, faster)] if faster else []),
     ]
 
 
@@ -225,21 +214,16 @@ def report(options, facts, found: dict[str, Any]) -> str:
     for name, one in found.items():
         theirs = one["ways"][THEIRS]
         for way, x in one["ways"].items():
+            memory = [f"{x['memory_ms']:.1f}", f"{x['times_memory']:.2f}"] if "memory_ms" in x else [None, None]
             faster = [f"{theirs[key] / x[key]:.1f}" for key in ("token_ms", "prompt_ms")]
-            memory = f"{x['memory_ms']:.1f}" if "memory_ms" in x else None
             label = f"{name}, {one['parameters'] / 1e6:.0f} M"
-            rows.append([label, way, f"{x['token_ms']:.1f}", faster[0], memory, f"{x['prompt_ms']:,.0f}", faster[1]])
-    header = [
-        "model",
-        "computed by",
-        "ms a token",
-        "times as fast",
-        "memory alone, ms",
-        f"{options.prompt:,} tokens, ms",
-    ]
+            row = [label, way, f"{x['token_ms']:.1f}", *memory, faster[0], f"{x['prompt_ms']:,.0f}", faster[1]]
+            rows.append(row)
+    columns = "model | computed by | ms a token | memory alone, ms | times memory alone | times as fast as transformers"
+    header = f"{columns} | {options.prompt:,} tokens, ms | times as fast"
     about = f"Medians of {options.rounds} rounds, in turns; greedy, batch 1."
-    table = markdown([*header, "times as fast"], rows, left=2)
-    return page("Other families, the whole model in one call", source(facts, about), section(targets(found)), table)
+    table = markdown(header, rows, left=2)
+    return page("Linear models, the whole model in one call", source(facts, about), section(targets(found)), table)
 
 
 if __name__ == "__main__":

@@ -90,18 +90,8 @@ Models that contain one of these as their text model follow: Qwen3.5 with images
 4.7, MiniCPM-OCR, Nemotron-H Omni, Nemotron 3.5 Transcribe, Granite 4 Vision and GLM-5-next with images.
 
 **The fused step** (`generate` as one call per token, see [generation](generation.md)) takes Qwen3-Next, Qwen3.5,
-OLMo-hybrid and Mamba-2, with float32 weights. `forward` computes the others, because the step lacks
-what this table says:
-
-| what is lacking | families |
-|---|---|
-| a hook in their `generate`; `tarnn.load` opens their folders | Qwen3.5-MoE, MiniMax, LFM2-MoE |
-| an indexer, hyper-connections | Qwen4-exp |
-| latent attention, of low rank | Kimi Linear, Bailing hybrid, GLM-5-next |
-| the selective scan of Mamba, a step per channel | Mamba, Falcon-Mamba, Jamba, Zamba |
-| a description alone: Mamba-2 beside attention | Zamba2, Bamba, Falcon-H1, Granite 4, Nemotron-H |
-| a convolution whose output is gated | LFM2, LFM2-MoE, LFM3, Inkling, Inkling 2 |
-| RG-LRU, mLSTM | RecurrentGemma, xLSTM |
+OLMo-hybrid, LFM2 and Mamba-2, with float32 weights. `forward` computes the others: their `generate` has no hook for it, though
+`tarnn.load` opens the folders, and the live models, of most.
 
 Where transformers' own numbers are wrong, tests show it, and tarnn's equal those of each row whole:
 
