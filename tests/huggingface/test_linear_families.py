@@ -56,7 +56,7 @@ def loss(outputs):
 def rounding(name, theirs, right):
     """By how much transformers' own ways differ from each other where all of them mean the same."""
     ways = [way for way in ("steps", "continued", "left") if way in theirs and (name, way) not in REFERENCE_IS_WRONG]
-    least = 4 * torch.finfo(torch.float32).eps * right["whole"].abs().amax().item()
+    least = 8 * torch.finfo(torch.float32).eps * right["whole"].abs().amax().item()
     return max(least, *(distance(theirs[way], right[way]) for way in ways))
 
 
@@ -70,7 +70,7 @@ def test_the_same_outputs_in_every_way(family):
         wrong = (name, way) in REFERENCE_IS_WRONG
         assert distance(output, right[way] if wrong else theirs[way]) <= allowed, way
         if wrong:
-            assert distance(theirs[way], right[way]) > 100 * allowed, (
+            assert distance(theirs[way], right[way]) > 50 * allowed, (
                 f"{way} is right in transformers now: update the table"
             )
 

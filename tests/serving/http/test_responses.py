@@ -224,7 +224,7 @@ BAD = {
     "background": ({"background": True}, "background", "Background"),
     "unknown": ({"temprature": 1}, "temprature", "Unknown parameter"),
     "too hot": ({"temperature": 101}, "temperature", "less than or equal to 100"),
-    "an image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "input"),
+    "an image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "Images are not supported"),
     "messages": ({"input": [{"role": "user", "content": "x"}]}, "input", "no chat template"),
     "instructions": ({"instructions": "x"}, "instructions", "no chat template"),
     "two beginnings": ({"previous_response_id": "a", "state": "b"}, "state", "one place"),
