@@ -85,7 +85,8 @@ ONE_BY_ONE = {
 TABLE = "".join(
     f"| {name} | {n} | {n * n} |\n" for n, name in enumerate(("ash", "birch", "cedar", "elm", "fir", "oak"), 11)
 )
-HEAD, LOOKUP, BOTH = "by the head", "looked up", "simulated, with the head"
+HEAD, LOOKUP = "by the head", "looked up"
+BOTH, FREE = "simulated, with the head", "simulated, free"
 
 
 def main() -> int:
@@ -214,7 +215,7 @@ def of_memory(options, name: str, weights: str) -> dict[str, Any]:
     ways = {"plain": Way()}
     for n, right in ONE_BY_ONE.items():
         ways[f"{BOTH}, {n}"] = Way(n, partial(Simulated, head, text, right))
-        ways[f"{LOOKUP}, {n}"] = Way(n, partial(Known, text, right))
+        ways[f"{FREE}, {n}"] = Way(n, partial(Known, text, right))
     found = in_turns(options, opened, prompt, ways, tokens)
     return found | {"bytes": opened.step.runtime.packed.block.numel(), "of the head": head.packed.block.numel()}
 
@@ -239,13 +240,14 @@ def gains(found: dict[str, Any]) -> dict[str, float]:
 
 
 def targets(results: dict[str, Any]) -> list[Target]:
-    best: dict[str, dict[str, float]] = {BOTH: {}, LOOKUP: {}}
+    best: dict[str, dict[str, float]] = {BOTH: {}, FREE: {}}
     for name, found in results.items():
         if not name.startswith("trained"):
             for kind, values in best.items():
                 values[name] = max(x for way, x in gains(found).items() if way.startswith(kind))
     claim = (
-        f"with the best of {DRAFTS[0]} to {DRAFTS[-1]} drafts a pass, {SHARE:.0%} right, at least {GAIN} times as fast"
+        f"with the best of {DRAFTS[0]} to {DRAFTS[-1]} drafts a pass, drawn to be right in {SHARE:.0%} (as drawn: see the "
+        f"table), at least {GAIN} times as fast"
     )
     return [at_least(claim, kind, GAIN, values) for kind, values in best.items()]
 
