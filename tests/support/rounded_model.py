@@ -26,18 +26,15 @@ class RoundedLinear(nn.Module):
 
 
 def rounded_model(model, kind):
-    """The same model, with every matrix of its layers rounded; those of decays and of its head are in bfloat16."""
+    """The same model, with every matrix of its layers rounded but those of decays; its head is in bfloat16."""
     made = copy.deepcopy(model)
-    exact = [made.lm_head if hasattr(made, "lm_head") else made.head]
     for layer in made.model.layers:
         for place, module in list(layer.named_modules()):
             for name, child in module.named_children():
-                if isinstance(child, nn.Linear) and place.endswith("decay"):
-                    exact.append(child)
-                elif isinstance(child, nn.Linear):
+                if isinstance(child, nn.Linear) and not place.endswith("decay"):
                     setattr(module, name, RoundedLinear(child, kind))
-    for linear in exact:
-        linear.weight = nn.Parameter(linear.weight.detach().bfloat16().float())
+    head = made.lm_head if hasattr(made, "lm_head") else made.head
+    head.weight = nn.Parameter(head.weight.detach().bfloat16().float())
     return made
 
 
