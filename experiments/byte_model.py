@@ -4,7 +4,8 @@
 
 A stock `LlamaForCausalLM` of transformers: bytes are its tokens, 1,024 of them its context. Three rows of ten hold
 facts such as [[kqx=dwpa]] between the lines, each of them repeated further on, so that the model learns to look far back
-and there is something to lose. OUT holds `model/` (the running mean of the weights, in bfloat16: load it with
+and there is something to lose. With --vocabulary 16384 its tokens are pieces of words (BPE made of the same books), and no facts
+are inserted: what `fewer_bits.py` reads. OUT holds `model/` (the running mean of the weights, in bfloat16: load it with
 `from_pretrained`), `checkpoint.pt` and `log.jsonl`; both are written every --save-minutes, and training goes on until
 --tokens or until it is stopped. Two books are held out.
 """
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 import torch
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -38,15 +40,16 @@ def main() -> None:
     made.add_argument("--hidden", type=int, default=256)
     made.add_argument("--layers", type=int, default=4)
     made.add_argument("--context", type=int, default=1024)
+    made.add_argument("--vocabulary", type=int, default=256, help="256: bytes; more: pieces of words")
     made.add_argument("--save-minutes", type=float, default=3)
     train(made.parse_args())
 
 
-def model_of(hidden: int, layers: int, context: int) -> LlamaForCausalLM:
+def model_of(hidden: int, layers: int, context: int, vocabulary: int) -> LlamaForCausalLM:
     heads = hidden // 32
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256,
+            vocab_size=vocabulary,
             hidden_size=hidden,
             intermediate_size=hidden * 11 // 4,
             num_hidden_layers=layers,
@@ -65,6 +68,16 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
+def pieces_of(books: bytes, vocabulary: int, path: Path) -> Tokenizer:
+    """A tokenizer of so many pieces, made of the books and kept at `path`."""
+    if not path.exists():
+        made = ByteLevelBPETokenizer()
+        made.train_from_iterator(books.decode().split("\n\n"), vocab_size=vocabulary, show_progress=False)
+        path.parent.mkdir(exist_ok=True)
+        made.save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
 def facts(generator: random.Random, number: int) -> list[bytes]:
     """Facts with different keys, such as [[kqx=dwpa]]."""
     keys = {"".join(generator.choices(LETTERS, k=3)) for _ in range(number)}
@@ -81,12 +94,13 @@ def with_facts(text: bytes, generator: random.Random) -> bytes:
     return b"".join(x for pair in zip(pieces, [*inserted, b""]) for x in pair)[: len(text)]
 
 
-def batch(books: bytes, generator: random.Random, rows: int, length: int) -> Tensor:
-    found = []
+def batch(books: bytes | list[int], generator: random.Random, rows: int, length: int) -> Tensor:
+    """(rows, length) tokens: bytes, of which some rows hold facts, or pieces."""
+    found: list[bytes | list[int]] = []
     for _ in range(rows):
         at = generator.randrange(len(books) - length)
         row = books[at : at + length]
-        found.append(with_facts(row, generator) if generator.random() < 0.3 else row)
+        found.append(with_facts(row, generator) if isinstance(row, bytes) and generator.random() < 0.3 else row)
     return torch.tensor([list(x) for x in found])
 
 
@@ -101,8 +115,8 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 @torch.no_grad()
-def bits(model: torch.nn.Module, text: bytes, context: int, rows: int = 16) -> float:
-    """Bits per byte of rows that are spread over a text."""
+def bits(model: torch.nn.Module, text: bytes | list[int], context: int, rows: int = 16) -> float:
+    """Bits per token of rows that are spread over a text."""
     step = (len(text) - context) // rows
     ids = torch.tensor([list(text[i * step : i * step + context]) for i in range(rows)])
     return sum(model(input_ids=x, labels=x, use_cache=False).loss.item() for x in ids.split(4)) / (
@@ -113,7 +127,7 @@ def bits(model: torch.nn.Module, text: bytes, context: int, rows: int = 16) -> f
 def train(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    model = model_of(options.hidden, options.layers, options.context)
+    model = model_of(options.hidden, options.layers, options.context, options.vocabulary)
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     made, tokens, seconds = optimizers(model), 0, 0.0
     peaks = [group["lr"] for one in made for group in one.param_groups]
@@ -128,7 +142,10 @@ def train(options: argparse.Namespace) -> None:
     files = sorted(options.books.glob("*.txt.gz"))
     books = b"\n\n".join(read(x) for x in files if x.name.removesuffix(".txt.gz") not in HELD_OUT)
     unseen = read(options.books / f"{HELD_OUT[0]}.txt.gz")
-    print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(books):,} bytes; from token {tokens:,}", flush=True)
+    if options.vocabulary > 256:
+        pieces = pieces_of(books, options.vocabulary, options.out / "model" / "tokenizer.json")
+        books, unseen = pieces.encode(books.decode()).ids, pieces.encode(unseen.decode()).ids
+    print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(books):,} tokens; from token {tokens:,}", flush=True)
 
     def save() -> None:
         parts = {"model": model.state_dict(), "mean": mean.state_dict()}
@@ -144,7 +161,7 @@ def train(options: argparse.Namespace) -> None:
             "tokens": tokens,
             "processor_seconds": round(seconds),
             "training_loss": round(loss, 4),
-            "bits_per_byte": round(bits(mean.module, unseen, options.context), 4),
+            "bits_per_token": round(bits(mean.module, unseen, options.context), 4),
         }
         with (options.out / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
@@ -166,7 +183,7 @@ def train(options: argparse.Namespace) -> None:
         groups = [group for one in made for group in one.param_groups]
         for group, peak in zip(groups, peaks):
             group["lr"] = peak * share
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=torch.cpu._is_avx512_bf16_supported()):
             found = model(input_ids=ids, labels=ids, use_cache=False).loss
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

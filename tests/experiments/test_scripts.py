@@ -1,5 +1,6 @@
 """Each experiment runs through at a tiny size, and leaves its results; one that trains goes on where it stopped."""
 
+import math
 import re
 import zipfile
 
@@ -12,6 +13,7 @@ import torch
 from measures.choosing_page import DEFAULT
 from support.scripts import runnable
 
+import tarnn
 from tarnn.cli.main import main as command
 
 FEATURES = ["--length", 40, "--head-dim", 4, "--draws", 3, "--features", 4, 64, "--sigma", 0.5]
@@ -135,16 +137,28 @@ def test_amino_acids_by_attention(script, data_of, sequences, data, tmp_path):
 
 
 def test_fewer_bits_are_measured_on_the_model_itself(script, data_of, books, tmp_path):
-    theirs = byte_model.model_of(64, 2, 32).eval()
+    theirs = byte_model.model_of(64, 2, 32, 256).eval()
     theirs.save_pretrained(tmp_path / "model")
-    ids = torch.randint(0, 256, (2, 20))
-    with torch.no_grad():
-        torch.testing.assert_close(fewer_bits.load(tmp_path / "model")(ids).logits, theirs(ids).logits)
     for name in byte_model.HELD_OUT:
         (books / f"{name}.txt.gz").write_bytes((books / "one.txt.gz").read_bytes())
     assert script("fewer_bits", "--quick", "--model", tmp_path / "model", "--books", books).code == 0
-    sizes = [data_of("fewer_bits")["results"][name]["bytes"] for name in ("int4", "int8", "bfloat16", "float32")]
+    found = data_of("fewer_bits")["results"]
+    sizes = [found[name]["bytes"] for name in ("int4", "int8", "bfloat16", "float32")]
     assert sizes == sorted(set(sizes))
+    ids = fewer_bits.held_out(tarnn.load(tmp_path / "model"), books, 2, 16)[0]
+    with torch.no_grad():
+        nats = sum(theirs(input_ids=x[None], labels=x[None]).loss.item() for x in ids) / len(ids)
+    assert found["float32"]["bits"]["float32"] == pytest.approx(nats / math.log(2), rel=1e-5)
+
+
+def test_a_head_in_fewer_bits_is_what_its_name_says():
+    head = torch.randn(5, 64)
+    assert fewer_bits.rounded(head, "float32", None).equal(head)
+    rows, groups = (fewer_bits.rounded(head, "int8", size) for size in (0, 32))
+    assert ((rows - head).abs() <= head.abs().amax(-1, keepdim=True) / 254 * (1 + 1e-5)).all()
+    assert (groups - head).norm() < (rows - head).norm()
+    x = torch.randn(3, 64)
+    assert ((fewer_bits.as_bytes(x) - x).abs() <= (x.amax(-1) - x.amin(-1))[:, None] / 510 * (1 + 1e-4)).all()
 
 
 def test_converted_models_have_their_controls(script, data, data_of, tmp_path):
