@@ -8,7 +8,7 @@ LOCK   := constraints.txt
 TORCH  := torch
 BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test nightly test-oldest test-newest coverage format sanitize pages install lock wheel clean
+.PHONY: demo quick test lint nightly test-oldest test-newest coverage format sanitize pages install lock wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -22,18 +22,20 @@ quick: install
 	$(BIN)/python scripts/size.py --check
 	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough and not slow" tests/test_house.py tests/ops tests/feature_maps tests/attention
 
-# at each commit: about nine minutes on two quiet cores; how long each test took is in build/tests.xml
-test: install
+# at each commit: about ten minutes on two quiet cores; of tests with many cases, a third. How long each took: build/tests.xml
+test: install lint
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not compile" --third --junitxml=build/tests.xml
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q -m "not slow and not compile" --junitxml=build/tests.xml
 
-# each night, all other proof: what needs a compiler of graphs or takes long (every family, scripts, pages), the laws
+# each night, all proof: every case, what needs a compiler of graphs or takes long (every family, scripts, pages), the laws
 # under a runtime type checker, the kernels in float64 and under the sanitizers;
 # last, with flash-linear-attention in a folder of its own, what skips without it
-nightly: test
-	$(BIN)/python -m pytest -n 2 -q -m "slow or compile" --junitxml=build/nightly_tests.xml
+nightly: install lint
+	$(BIN)/python -m pytest -n 2 -q --junitxml=build/nightly_tests.xml
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
 	tests/float64.sh
 	tests/sanitize.sh

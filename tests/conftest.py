@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +15,11 @@ hypothesis.settings.register_profile("no deadline", deadline=None)  # nothing ma
 hypothesis.settings.load_profile("no deadline")
 
 
+def pytest_addoption(parser):
+    about = "of tests with ten cases or more, a third of the cases, in the suites that have most of them (make test)"
+    parser.addoption("--third", action="store_true", help=about)
+
+
 def pytest_configure(config):
     """What torch.compile makes is made by this run, not found from an earlier one; xdist's workers inherit the folder."""
     if not hasattr(config, "workerinput"):
@@ -22,13 +29,29 @@ def pytest_configure(config):
 
 
 SCRIPTS = {"benchmarks", "experiments"}  # which no user imports: tests/scripts opens them at each commit
+THINNED = {"ops", "kernels", "huggingface", "decoding"}
+MANY = 10  # cases
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if SCRIPTS & set(item.path.relative_to(ROOT).parts):
             item.add_marker("slow")
+    if config.getoption("--third"):
+        left_out = cases_left_out(items)
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def cases_left_out(items):
+    """Two thirds of the cases of each test that has many. Which, goes by their names: the same on every machine."""
+    of_test = defaultdict(list)
+    for item in items:
+        if item.path.relative_to(ROOT).parts[1] in THINNED:
+            of_test[item.nodeid.partition("[")[0]].append(item)
+    many = [sorted(x, key=lambda item: zlib.crc32(item.nodeid.encode())) for x in of_test.values() if len(x) >= MANY]
+    return {item for cases in many for item in cases[-(-len(cases) // 3) :]}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
     pytest.mark.filterwarnings("ignore"),  # what transformers has to say of random configs
 ]
