@@ -76,6 +76,11 @@ experts), Mamba-2 and OLMo-hybrid, trained with tarnn and saved by `save_pretrai
 Padding behind a text and packed rows (`position_ids` that start anew, `cu_seq_lens_q` or `seq_idx`, as transformers' flattening
 collator makes them) are compared with the rows one by one, packed rows in gradients too. transformers has neither on a CPU.
 
+**In training** a model that gets labels makes no logits (Qwen3-Next, Qwen3.5, OLMo-hybrid, LFM2): its head and
+`ForCausalLMLoss` are computed together, by blocks of rows. `outputs.logits`, or `outputs["logits"]`, are computed when they
+are read. All logits are made as before in evaluation, with `return_dict=False`, for part of them (`logits_to_keep`), with a
+loss of your own (the Trainer's label smoothing too), router losses, and for a head with adapters, a bias or hooks.
+
 **Assisted generation** (an assistant, or `prompt_lookup_num_tokens`) gives the text that each model writes alone, in float32, and
 `cache.crop(-n)` forgets up to 64 tokens that were read since `cache.activate_past_recording()`: all families but MiniMax,
 RecurrentGemma and xLSTM, whose states are not in a cache of transformers' own. It refuses assistance for those, and for all

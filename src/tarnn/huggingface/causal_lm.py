@@ -12,11 +12,12 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import active, enable_by_default
+from tarnn.huggingface.head_loss import Unread, joins_head, loss_of, reads_late
 from tarnn.huggingface.padded_prompts import padding_before, with_prompts
 from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
 from tarnn.models.backbone import Backbone, TextModel
 
-_Output = with_both_names(CausalLMOutputWithPast)
+_Output = reads_late(with_both_names(CausalLMOutputWithPast))
 
 
 class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
@@ -57,7 +58,8 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
         labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
             each one's first. The loss is in nats: the mean per token, or with num_items_in_batch the sum divided by
-            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
+            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead. In training on a
+            CPU the loss is computed by blocks of rows (`linear_cross_entropy`), and logits only when they are read.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
         if (fused := active(self)) is not None and not isinstance(logits_to_keep, Tensor):
@@ -86,14 +88,17 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            if documents.bounds is not None:
-                labels, kwargs = without_seams(labels, documents.bounds, kwargs)
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        if labels is not None and documents.bounds is not None:
+            labels, kwargs = without_seams(labels, documents.bounds, kwargs)
+        hidden, loss = out.last_hidden_state, cast(Tensor | None, None)
+        if labels is not None and joins_head(self, logits_to_keep):
+            loss, seen = loss_of(self, hidden, labels, kwargs), cast(Any, Unread(self.lm_head, hidden))
+        else:
+            seen = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
+            if labels is not None:
+                loss = self.loss_function(seen, labels, vocab_size=self.config.vocab_size, **kwargs)
         return _Output(
-            loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states, attentions=out.attentions
+            loss=loss, logits=seen, cache=out.cache, hidden_states=out.hidden_states, attentions=out.attentions
         )
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring

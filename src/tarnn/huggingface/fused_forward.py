@@ -197,7 +197,7 @@ def asking(forward: Callable[..., Any], maker: Callable[[Any, str | None, int], 
     """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
     names = [name for name in signature(forward).parameters if name != "self"]
     of_cache = cache_name(forward)
-    made = _output_of(forward)
+    made = output_of(forward)
 
     @can_return_tuple
     @wraps(forward)
@@ -215,7 +215,7 @@ def asking(forward: Callable[..., Any], maker: Callable[[Any, str | None, int], 
     return asks
 
 
-def _output_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+def output_of(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The class of what it puts out."""
     kinds = get_args(forward.__annotations__.get("return"))
     return next((x for x in kinds if isinstance(x, type) and issubclass(x, ModelOutput)), CausalLMOutputWithPast)

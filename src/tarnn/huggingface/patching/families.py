@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 from tarnn.huggingface.foreign_forward import foreign_generate, foreign_head
+from tarnn.huggingface.head_loss import head_with_loss
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
@@ -135,9 +136,9 @@ def _scan_layer(name: str) -> Hook:
 
 
 def _with_step(short: str, family: Family, router: str = "") -> Family:
-    """A family that has a fused step: its head asks it first, and `generate` enters it."""
+    """A family that has a fused step: its head asks it first, and `generate` enters it. Training makes no logits."""
     arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
-    head = Hook(f"{short}ForCausalLM.forward", foreign_head, arguments)
+    head = Hook(f"{short}ForCausalLM.forward", _composed(foreign_head, head_with_loss), arguments)
     return family._replace(
         hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", foreign_generate, GENERATE))
     )
