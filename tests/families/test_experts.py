@@ -26,13 +26,11 @@ REFUSED = {
 def test_groups_are_refused(case):
     changes, message = REFUSED[case]
     with pytest.raises(UserError, match=message):
-        grouped(Config(GROUPS | changes), inner="moe_intermediate_size")
+        grouped(Config(GROUPS | changes), "num_experts")
 
 
 def test_groups():
-    found = grouped(
-        Config(GROUPS | {"routed_scaling_factor": 2.5, "norm_topk_prob": False}), inner="moe_intermediate_size"
-    )
+    found = grouped(Config(GROUPS | {"routed_scaling_factor": 2.5, "norm_topk_prob": False}), "num_experts")
     assert (found.count, found.chosen, found.inner) == (12, 5, 8)
     assert found.routing == {
         "scores": "sigmoid", "groups": 4, "groups_kept": 2, "eps": 1e-20, "normalize": False, "scale": 2.5,

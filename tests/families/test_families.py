@@ -334,7 +334,7 @@ REFUSED = {
         "norm_topk_prob must be True",
     ),
     "dense layers": ("Qwen3.5-MoE, text alone", {"mlp_only_layers": [0]}, "mlp_only_layers must be an empty list"),
-    "a window of MiniMax": ("MiniMax-Text-01", {"sliding_window": 9}, "sliding_window must be null here; got 9"),
+    "a window of MiniMax": ("MiniMax-Text-01", {"sliding_window": 9}, "sliding_window must be None here; got 9"),
     "whole heads rotated": (
         "Lara-4-Mini-Base",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
@@ -415,7 +415,11 @@ REFUSED = {
     "no turns": ("recurrentgemma-2b", {"block_types": []}, "block_types must be a list of one kind or more"),
     "latents with positions": ("Kimi-Linear-48B-A3B", {"mla_use_nope": False}, "mla_use_nope must be True"),
     "fewer keys than queries": ("Ling-3.0-Flash", {"num_key_value_heads": 1}, "num_key_value_heads must be 3"),
-    "groups of one expert": ("Ling-3.0-Flash", {"n_group": 8}, "two or more in each of 8 groups"),
+    "groups of one expert": (
+        "Ling-3.0-Flash",
+        {"n_group": 8},
+        "n_group must be 1, or a divisor of the 8 experts with two or more",
+    ),
     "names that differ": ("Ling-3.0-Flash", {"num_experts": 4, "num_local_experts": 8}, "num_local_experts must be 4"),
     "experts by another name": ("Jamba-v0.1", {"num_local_experts": 5}, "num_local_experts must be 7 here; got 5"),
     "another function of mixers": ("Zamba-7B-v1", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act must be 'silu' here"),

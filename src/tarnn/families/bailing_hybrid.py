@@ -3,51 +3,41 @@
 The first layers have a dense MLP, the others experts. Layers for several tokens at once, behind the others, are left.
 """
 
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.channel_delta import ChannelDelta
 from tarnn.families.config import Config
-from tarnn.families.grouped_experts import GroupedExperts, named
-from tarnn.families.kimi_linear import MIXERS, mlp_layers
+from tarnn.families.experts import named
+from tarnn.families.grouped_experts import mlps
+from tarnn.families.kimi_linear import MIXERS, all_layers
 from tarnn.families.latent import LatentSizes, latent_attention
-from tarnn.families.parts import dense, head, rms, swiglu, text_model
+from tarnn.families.parts import EMBEDDINGS, dense, embed, head
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, apply, heads
 
+RELEASED = "model.word_embeddings.weight"
+
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder. Released ones have names of their own for some tensors."""
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
-    eps, inner, latent = (
-        config.number("rms_norm_eps", 1e-6, least=0),
-        config.size("intermediate_size"),
-        LatentSizes.of(config),
-    )
+    layers, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps", 1e-6, least=0)
     check_options(config)
-    linear, mixers = linear_layers(config, layers, latent, eps)
+    latent = LatentSizes.of(config)
+    linear, kinds = linear_layers(config, layers, latent, eps)
     frequencies = rope_of(config, latent.turned, theta=6e6).frequencies()
-    mlps = mlp_layers(config, layers, dense_by_default=2)
-    mixture = GroupedExperts.of(config, 512, (8, 4), 2.5)
-    name = "model.word_embeddings.weight" if "model.word_embeddings.weight" in weights else "model.embed_tokens.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
-    for i in range(layers):
-        w = weights.under(f"model.layers.{i}.")
-        h, released = rms(x, w, "input_layernorm", eps), "attention.dense.weight" in w
-        part, out = w.under("attention." if released else "self_attn."), "dense" if released else "o_proj"
-        if mixers[i] == "linear_attention":
-            x = x + dense(linear.mix(h, part, record.state("GatedDeltaState")), part, out, hidden)
-        else:
-            x = x + dense(gated_latent(h, part, latent, frequencies), part, out, hidden, bias=latent.bias)
-        h = rms(x, w, "post_attention_layernorm", eps)
-        x = x + (swiglu(h, w.under("mlp."), inner) if mlps[i] == "dense" else mixture.mix(h, w.under("mlp.")))
-    done = head(rms(x, weights, "model.norm", eps), config, weights, name, tied=False)
+    mlp = mlps(config, layers, 2, (512, 8), (8, 4), 2.5)
+    name = RELEASED if RELEASED in weights else EMBEDDINGS
+    mixers = linear.mix, partial(gated_latent, sizes=latent, frequencies=frequencies)
+    x = embed(config, weights, config.size("hidden_size"), name)
+    x = all_layers(x, weights, eps, kinds, mixers, mlp, latent.bias)
     more = config.size(named(config, "num_nextn_predict_layers", "num_mtp_layers"), 1, least=0)
-    config.check_all_taken()
-    weights.check_all_taken(*(f"model.layers.{i}.*" for i in range(layers, layers + min(more, 99))))
-    return done
+    left = [f"model.layers.{i}.*" for i in range(layers, layers + min(more, 99))]
+    return head(x, config, weights, name, tied=False, may_leave=left)
 
 
 def check_options(config: Config) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tarnn.families.gated_delta import DeltaSizes, filters
 from tarnn.families.parts import dense, rms, split_heads
 from tarnn.families.weights import Weights
-from tarnn.program.recording import LayerState, Register, apply, delta, filter, heads, norm, product, products
+from tarnn.program.recording import Register, apply, delta, filter, heads, norm, product, products
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class ChannelDelta:
     least: float | None = None
     pairs: bool = False
 
-    def mix(self, x: Register, w: Weights, state: LayerState) -> Register:
+    def mix(self, x: Register, w: Weights) -> Register:
         """Mix tokens, (heads, width) per token."""
-        n, d = self.heads, self.width
+        n, d, state = self.heads, self.width, x.record.state("GatedDeltaState")
         qkv = products(x, *(w.get(f"{name}_proj.weight", (n * d, x.size)) for name in "qkv"))
         taps = filters(w, DeltaSizes(n, n, d, d, self.taps))
         q, k, v = split_heads(filter(qkv, taps, state), (n, d), (n, d), (n, d))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tarnn.families.config import Config
 from tarnn.families.mamba2 import Mamba2Sizes, Multipliers, mixer
-from tarnn.families.parts import Heads, attend, dense, head, qkv, rms, text_model, times
+from tarnn.families.parts import Heads, attend, dense, embed, head, qkv, rms, times
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -61,15 +61,14 @@ class FalconLayer:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     config.choice("hidden_act", "silu")
     config.choice("sliding_window", None)
     config.choice("attn_layer_indices", None)
     config.choice("mamba_use_mlp", True)
-    eps, name = config.number("rms_norm_eps", 1e-5, least=0), "model.embed_tokens.weight"
+    eps = config.number("rms_norm_eps", 1e-5, least=0)
     c, sizes = FalconLayer.of(config, hidden, eps), mixer_sizes(config, hidden, eps)
-    table = weights.get(name, (config.size("vocab_size"), hidden))
-    x = record.embed(table, scale=config.number("embedding_multiplier", 1.0))
+    x = embed(config, weights, hidden, scale=config.number("embedding_multiplier", 1.0))
     for i in range(config.size("num_hidden_layers")):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", eps)
@@ -80,10 +79,7 @@ def program(config: Config, weights: Weights) -> Program:
         x = x + mixed + times(dense(o, part, "o_proj", hidden, bias=c.bias), c.softmax_out)
         x = x + mlp(rms(x, w, "pre_ff_layernorm", eps), w.under("feed_forward."), c)
     x = rms(x, weights, "model.final_layernorm", eps, scale=config.number("lm_head_multiplier", 1.0))
-    done = head(x, config, weights, name)
-    config.check_all_taken(CHANGES_NOTHING)
-    weights.check_all_taken()
-    return done
+    return head(x, config, weights, harmless=CHANGES_NOTHING)
 
 
 def mixer_sizes(config: Config, hidden: int, eps: float) -> Mamba2Sizes:

@@ -7,51 +7,44 @@ is e/r·embeddings + branches, and each norm of it the same as before with eps/r
 """
 
 from tarnn.families.config import Config
-from tarnn.families.experts import Experts
-from tarnn.families.mamba2 import Mamba2Sizes, mixer
-from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
+from tarnn.families.experts import Experts, sparse
+from tarnn.families.mamba2 import KINDS, Mamba2Sizes, mixer
+from tarnn.families.parts import Heads, attention, dense, embed, head, kinds_of_layers, rms
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
-from tarnn.program.experts import Expert, experts, route
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, apply, product
 
-KINDS = {"mamba": "mixer", "linear_attention": "mixer", "attention": "softmax", "full_attention": "softmax"}
 WITHOUT_POSITIONS = ("nope", "")  # of position_embedding_type, besides null
 
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
+    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
     config.choice("hidden_act", "silu")
     config.choice("normalization_function", "rmsnorm")
     config.skip("init_method", "num_experts_per_tok", "intermediate_size")
-    sparse = config.size("num_local_experts", 8, least=0) > 0
-    of_layer = Experts.of(config, inner="intermediate_size", count="num_local_experts") if sparse else None
+    has_experts = config.size("num_local_experts", 8, least=0) > 0
+    experts = Experts.of(config, inner="intermediate_size", count="num_local_experts") if has_experts else None
     given, inner = config.number("rms_norm_eps", 1e-6, least=0), config.size("shared_intermediate_size", 1024)
     c, sizes = Mamba2Sizes.of_hybrid(config, hidden, given), Heads.of(config, hidden)
     branches, embeddings = (multiplier(config, f"{name}_multiplier") for name in ("residual", "embedding"))
     eps, scale = given / branches**2, config.number("attention_multiplier", 1.0)
     frequencies = rope_of(config, sizes.width).frequencies() if has_positions(config) else None
-    bias, name = config.flag("attention_bias", False), "model.embed_tokens.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)), scale=embeddings / branches)
+    bias = config.flag("attention_bias", False)
+    x = embed(config, weights, hidden, scale=embeddings / branches)
     for i, kind in enumerate(kinds_of_layers(config, KINDS, ["mamba"] * layers, layers)):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", eps)
         if kind == "mixer":
             x = x + mixer(h, w.under("mamba."), c)
         else:
-            part = w.under("self_attn.")
-            o = attend(*qkv(h, part, sizes, bias=bias), part, frequencies, scale=scale)
-            x = x + dense(o, part, "o_proj", hidden, bias=bias)
+            x = x + attention(h, w.under("self_attn."), sizes, frequencies, bias=bias, scale=scale)
         h = rms(x, w, "post_attention_layernorm", eps)
         y = shared_mlp(h, w.under("shared_mlp."), inner)
-        x = x + (y if of_layer is None else chosen_experts(h, w.under("block_sparse_moe."), of_layer) + y)
+        x = x + (y if experts is None else chosen_experts(h, w.under("block_sparse_moe."), experts) + y)
     x = rms(x, weights, "model.norm", eps, scale=1 / multiplier(config, "logits_scaling"))
-    done = head(x, config, weights, name)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(x, config, weights)
 
 
 def shared_mlp(x: Register, w: Weights, inner: int) -> Register:
@@ -62,13 +55,10 @@ def shared_mlp(x: Register, w: Weights, inner: int) -> Register:
 
 
 def chosen_experts(x: Register, w: Weights, sizes: Experts) -> Register:
-    """Compute the experts of each token; all gates and first products are one tensor."""
-    n, m, router, up, down = sizes.count, sizes.inner, "router.layer", "input_linear.weight", "output_linear.weight"
-    if "router.weight" in w:  # of a live model
-        router, up, down = "router", "experts.gate_up_proj", "experts.down_proj"
-    chosen, weights = route(dense(x, w, router, n, exact=True), sizes.chosen)
-    first, last = w.get(up, (n, 2 * m, x.size)).view(n, 2, m, x.size), w.get(down, (n, x.size, m))
-    return experts(x, chosen, weights, [Expert(first[i, 0], first[i, 1], last[i]) for i in range(n)])
+    """Compute the experts of each token. Folders have other names than a live model."""
+    if "router.weight" in w:
+        return sparse(x, w, sizes, router="router")
+    return sparse(x, w, sizes, router="router.layer", whole=("input_linear.weight", "output_linear.weight"), under="")
 
 
 def multiplier(config: Config, key: str) -> float:

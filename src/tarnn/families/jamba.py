@@ -9,17 +9,17 @@ from math import ceil
 from tarnn.families.config import Config
 from tarnn.families.experts import Experts, sparse
 from tarnn.families.mamba import MambaSizes, mixer
-from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_model
+from tarnn.families.parts import Heads, attention, embed, head, rms, swiglu
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import Register, heads
+from tarnn.program.recording import Register
 
 CHANGES_NOTHING = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
 
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, eps = text_model(config), config.size("hidden_size"), config.number("rms_norm_eps", 1e-6, least=0)
+    hidden, eps = config.size("hidden_size"), config.number("rms_norm_eps", 1e-6, least=0)
     layers, inner = config.size("num_hidden_layers"), config.size("intermediate_size")
     of_heads, c = Heads.of(config, hidden), sizes_of(config, hidden)
     with_softmax = turns(config, "attn_layer", layers, 8, 4)
@@ -28,21 +28,15 @@ def program(config: Config, weights: Weights) -> Program:
     config.choice("mamba_inner_layernorms", True)
     config.choice("sliding_window", None)
     config.skip(*CHANGES_NOTHING)
-    name = "model.embed_tokens.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden)
     for i in range(layers):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", eps)
-        mixed = (
-            attention(h, w.under("self_attn."), of_heads) if i in with_softmax else mamba(h, w.under("mamba."), c, eps)
-        )
-        x = x + mixed
+        softmax = i in with_softmax  # nothing tells it positions but the layers before
+        x = x + (attention(h, w.under("self_attn."), of_heads) if softmax else mamba(h, w.under("mamba."), c, eps))
         h, w = rms(x, w, "pre_ff_layernorm", eps), w.under("feed_forward.")
         x = x + (sparse(h, w, of_experts, router="router") if i in with_experts else swiglu(h, w, inner))
-    done = head(rms(x, weights, "model.final_layernorm", eps), config, weights, name)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.final_layernorm", eps), config, weights)
 
 
 def mamba(h: Register, w: Weights, c: MambaSizes, eps: float) -> Register:
@@ -79,10 +73,3 @@ def experts_in(config: Config, layers: int, inner: int) -> tuple[set[int], Exper
         config.skip("num_experts_per_tok")
         return set(), Experts(1, 1, inner)
     return places, Experts(n, config.size("num_experts_per_tok", 2, most=n), inner, {"normalize": False})
-
-
-def attention(h: Register, w: Weights, c: Heads) -> Register:
-    """Record softmax attention; nothing tells it positions but the layers before."""
-    sizes = zip("qkv", (c.queries, c.keys, c.keys), strict=True)
-    q, k, v = (heads(dense(h, w, f"{name}_proj", n * c.width), n) for name, n in sizes)
-    return dense(attend(q, k, v, w), w, "o_proj", h.size)

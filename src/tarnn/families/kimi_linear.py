@@ -3,49 +3,48 @@
 The first layers have a dense MLP, the others experts.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from tarnn.families.channel_delta import ChannelDelta
 from tarnn.families.config import Config
-from tarnn.families.grouped_experts import GroupedExperts
+from tarnn.families.grouped_experts import Mlp, mlps
 from tarnn.families.latent import LatentSizes, latent_attention
-from tarnn.families.parts import dense, head, rms, swiglu, text_model
+from tarnn.families.parts import dense, embed, head, rms
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
+from tarnn.program.recording import Register
 
 MIXERS = ("linear_attention", "full_attention")
-MLPS = ("dense", "sparse")
+OLD = "block_sparse_moe."
+Mixer = Callable[[Register, Weights], Register]
 UNUSED = ("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "linear_attn_config", "auto_map")
 
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
-    eps, inner, latent = (
-        config.number("rms_norm_eps", 1e-5, least=0),
-        config.size("intermediate_size"),
-        LatentSizes.of(config),
-    )
+    layers, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps", 1e-5, least=0)
     check_options(config)
-    linear, mixers = linear_layers(config, layers, eps)
-    mlps = mlp_layers(config, layers, dense_by_default=1)
-    mixture = GroupedExperts.of(config, 256, (1, 1), 2.446)
-    name = "model.embed_tokens.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
-    for i in range(layers):
-        w = weights.under(f"model.layers.{i}.")
-        h, part = rms(x, w, "input_layernorm", eps), w.under("self_attn.")
-        if mixers[i] == "linear_attention":
-            x = x + dense(linear.mix(h, part, record.state("GatedDeltaState")), part, "o_proj", hidden)
-        else:
-            x = x + dense(latent_attention(h, part, latent), part, "o_proj", hidden, bias=latent.bias)
+    (linear, kinds), latent = linear_layers(config, layers, eps), LatentSizes.of(config)
+    mlp = mlps(config, layers, 1, (256, 8), (1, 1), 2.446)
+    mixers = linear.mix, partial(latent_attention, sizes=latent)
+    x = all_layers(embed(config, weights, config.size("hidden_size")), weights, eps, kinds, mixers, mlp, latent.bias)
+    return head(x, config, weights, tied=False)
+
+
+def all_layers(
+    x: Register, weights: Weights, eps: float, kinds: Sequence[str], mixers: tuple[Mixer, Mixer], mlp: Mlp, bias: bool
+) -> Register:
+    """Record x + f(norm x) twice in each layer, then the last norm. mixers: of both `MIXERS`; bias: of the second's product."""
+    for i, kind in enumerate(kinds):
+        w, full = weights.under(f"model.layers.{i}."), kind == MIXERS[1]
+        h, ling = rms(x, w, "input_layernorm", eps), "attention.dense.weight" in w
+        part, out = w.under("attention." if ling else "self_attn."), "dense" if ling else "o_proj"
+        x = x + dense(mixers[full](h, part), part, out, x.size, bias=bias and full)
         h = rms(x, w, "post_attention_layernorm", eps)
-        part = w.under("mlp.")
-        if "gate.weight" not in part and "gate_proj.weight" not in part:
-            part = w.under("block_sparse_moe.")  # which transformers writes for dense layers, too
-        x = x + (swiglu(h, part, inner) if mlps[i] == "dense" else mixture.mix(h, part))
-    done = head(rms(x, weights, "model.norm", eps), config, weights, name, tied=False)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+        old = any(f"{OLD}{name}.weight" in w for name in ("gate", "gate_proj"))  # also where transformers wrote them
+        x = x + mlp(i, h, w.under(OLD if old else "mlp."))
+    return rms(x, weights, "model.norm", eps)
 
 
 def check_options(config: Config) -> None:
@@ -78,10 +77,3 @@ def linear_layers(config: Config, layers: int, eps: float) -> tuple[ChannelDelta
         pairs=True,
     )
     return sizes, config.choices("layer_types", *MIXERS, default=kinds, length=layers)
-
-
-def mlp_layers(config: Config, layers: int, *, dense_by_default: int) -> tuple[str, ...]:
-    """Return what each layer has behind its attention: the first `first_k_dense_replace` are dense, unless they are listed."""
-    first = config.size("first_k_dense_replace", dense_by_default, least=0)
-    default = [MLPS[i >= first] for i in range(layers)]
-    return config.choices("mlp_layer_types", *MLPS, default=default, length=layers)

@@ -8,7 +8,7 @@ from tarnn.families.config import Config
 from tarnn.families.experts import Experts, sparse
 from tarnn.families.gated_delta import DeltaSizes, Gates, gated_delta
 from tarnn.families.lfm3 import Attention, attention
-from tarnn.families.parts import Heads, dense, head, rms, swiglu, text_model
+from tarnn.families.parts import Heads, dense, embed, head, rms, swiglu
 from tarnn.families.qwen3_5 import projections
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
@@ -21,19 +21,19 @@ TURNS = (LINEAR, WINDOW, LINEAR, FULL, WINDOW)
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
+    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
     config.choice("hidden_act", "silu")
     eps, sizes = config.number("rms_norm_eps", 1e-6, least=0), DeltaSizes.of(config, 8, 16, 128, 128)
     experts = Experts.of(config, inner="moe_intermediate_size", normalize=config.flag("norm_topk_prob", True))
     shared = config.size("shared_expert_intermediate_size")
     attentions = attentions_of(config, hidden, eps)
-    x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden)
     turns = [TURNS[i % len(TURNS)] for i in range(layers)]
     for i, kind in enumerate(config.choices("layer_types", *sorted(set(TURNS)), default=turns, length=layers)):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", eps)
         if kind == LINEAR:
-            part, state = w.under("linear_attn."), record.state("GatedDeltaState")
+            part, state = w.under("linear_attn."), x.record.state("GatedDeltaState")
             norm = "out_norm" if "out_norm.weight" in part else "norm"  # in folders; in a live model
             o = gated_delta(h, *projected(h, part, sizes), part, sizes, state, norm_name=norm, eps=eps)
             x = x + dense(o, part, "out_proj", hidden)
@@ -42,10 +42,7 @@ def program(config: Config, weights: Weights) -> Program:
         h, part = rms(x, w, "post_attention_layernorm", eps), w.under("mlp.")
         x = x + (sparse(h, part, experts) + swiglu(h, part.under("shared_expert."), shared))
     tied = config.flag("tie_word_embeddings", True)
-    done = head(rms(x, weights, "model.norm", eps), config, weights, "model.embed_tokens.weight", tied=tied)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.norm", eps), config, weights, tied=tied)
 
 
 def attentions_of(config: Config, hidden: int, eps: float) -> dict[str, Attention]:

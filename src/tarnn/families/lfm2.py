@@ -4,21 +4,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.parts import Heads, attend, dense, head, rms, text_model
+from tarnn.families.parts import LFM, Heads, attend, dense, embed, head, qkv, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import Register, apply, filter, heads
+from tarnn.program.recording import Register, filter
 
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, eps = text_model(config), config.size("hidden_size"), config.number("norm_eps", 1e-5, least=0)
+    hidden, eps = config.size("hidden_size"), config.number("norm_eps", 1e-5, least=0)
     sizes, inner, layers = Heads.of(config, hidden), width_of_mlp(config), config.size("num_hidden_layers")
     frequencies = rope_of(config, sizes.width, theta=1e6).frequencies()
     taps, bias = config.size("conv_L_cache", 3), config.flag("conv_bias", False)
     check_repeated(config, hidden, sizes, eps)
-    x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden)
     for i, kind in enumerate(layer_types(config, layers)):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "operator_norm", eps)
@@ -26,12 +26,9 @@ def program(config: Config, weights: Weights) -> Program:
             x = x + gated_convolution(h, w.under("conv."), taps, bias)
         else:
             x = x + attention(h, w.under("self_attn."), sizes, eps, frequencies)
-        x = x + mlp(rms(x, w, "ffn_norm", eps), w.under("feed_forward."), inner)
+        x = x + swiglu(rms(x, w, "ffn_norm", eps), w.under("feed_forward."), inner, names=LFM)
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
-    done = head(rms(x, weights, "model.embedding_norm", eps), config, weights, "model.embed_tokens.weight", tied=tied)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.embedding_norm", eps), config, weights, tied=tied)
 
 
 def gated_convolution(x: Register, w: Weights, taps: int, bias: bool) -> Register:
@@ -44,15 +41,9 @@ def gated_convolution(x: Register, w: Weights, taps: int, bias: bool) -> Registe
 
 
 def attention(x: Register, w: Weights, sizes: Heads, eps: float, frequencies: Float[Tensor, " p"]) -> Register:
-    names = (("q", sizes.queries), ("k", sizes.keys), ("v", sizes.keys))
-    q, k, v = (heads(dense(x, w, f"{name}_proj", n * sizes.width), n) for name, n in names)
+    q, k, v = qkv(x, w, sizes)
     q, k = rms(q, w, "q_layernorm", eps), rms(k, w, "k_layernorm", eps)
     return dense(attend(q, k, v, w, frequencies), w, "out_proj", x.size)
-
-
-def mlp(x: Register, w: Weights, inner: int) -> Register:
-    """Compute w2(silu(w1 x) ⊙ w3 x)."""
-    return dense(apply(dense(x, w, "w1", inner), "silu") * dense(x, w, "w3", inner), w, "w2", x.size)
 
 
 def width_of_mlp(config: Config) -> int:

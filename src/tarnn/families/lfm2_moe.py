@@ -3,9 +3,9 @@
 from typing import Any
 
 from tarnn.families.config import Config
-from tarnn.families.experts import LFM, Experts, sparse
-from tarnn.families.lfm2 import attention, gated_convolution, layer_types, mlp
-from tarnn.families.parts import Heads, head, rms, text_model
+from tarnn.families.experts import Experts, sparse
+from tarnn.families.lfm2 import attention, gated_convolution, layer_types
+from tarnn.families.parts import LFM, Heads, embed, head, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -13,7 +13,7 @@ from tarnn.program.instructions import Program
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, eps = text_model(config), config.size("hidden_size"), config.number("norm_eps", 1e-5, least=0)
+    hidden, eps = config.size("hidden_size"), config.number("norm_eps", 1e-5, least=0)
     heads, layers = Heads.of(config, hidden), config.size("num_hidden_layers")
     frequencies = rope_of(config, heads.width, theta=1e6).frequencies()
     taps, bias = config.size("conv_L_cache", 3), config.flag("conv_bias", False)
@@ -22,7 +22,7 @@ def program(config: Config, weights: Weights) -> Program:
     routing: dict[str, Any] = {"scores": "sigmoid", "normalize": normalize, "eps": 1e-6, "scale": scale}
     experts = Experts.of(config, inner="moe_intermediate_size", **routing)
     offset = "expert_bias" if config.flag("use_expert_bias", True) else None
-    x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden)
     for i, kind in enumerate(layer_types(config, layers)):
         w = weights.under(f"model.layers.{i}.")
         h, ff = rms(x, w, "operator_norm", eps), w.under("feed_forward.")
@@ -31,9 +31,6 @@ def program(config: Config, weights: Weights) -> Program:
         else:
             x = x + attention(h, w.under("self_attn."), heads, eps, frequencies)
         h = rms(x, w, "ffn_norm", eps)
-        x = x + (mlp(h, ff, inner) if i < dense else sparse(h, ff, experts, bias=offset, names=LFM))
+        x = x + (swiglu(h, ff, inner, names=LFM) if i < dense else sparse(h, ff, experts, bias=offset, names=LFM))
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
-    done = head(rms(x, weights, "model.embedding_norm", eps), config, weights, "model.embed_tokens.weight", tied=tied)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.embedding_norm", eps), config, weights, tied=tied)

@@ -6,13 +6,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.lfm2 import gated_convolution, mlp
-from tarnn.families.parts import Heads, attend, dense, head, rms, text_model
+from tarnn.families.lfm2 import gated_convolution
+from tarnn.families.parts import LFM, Heads, attend, dense, embed, head, qkv, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.hybrid import hybrid
 from tarnn.program.instructions import Program
-from tarnn.program.recording import Register, apply, heads, rotate
+from tarnn.program.recording import Register, apply, rotate
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Attention:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, eps = text_model(config), config.size("hidden_size"), config.number("norm_eps", 1e-5, least=0)
+    hidden, eps = config.size("hidden_size"), config.number("norm_eps", 1e-5, least=0)
     inner, layers = config.size("intermediate_size", 7680), config.size("num_hidden_layers", 24)
     taps, bias = config.size("conv_L_cache", 7), config.flag("conv_bias", False)
     sandwich = config.flag("use_sandwich_norm", True)
     kinds = layer_types(config, layers)
     attentions = {kind: Attention.of(config, kind, hidden, eps) for kind in ("full_attention", "sliding_attention")}
-    x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden)
     for i, kind in enumerate(kinds):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "operator_norm", eps)
@@ -60,19 +60,15 @@ def program(config: Config, weights: Weights) -> Program:
         else:
             h = attention(h, w.under("self_attn."), attentions[kind])
         x = x + (rms(h, w, "post_operator_norm", eps) if sandwich else h)
-        h = mlp(rms(x, w, "ffn_norm", eps), w.under("feed_forward."), inner)
+        h = swiglu(rms(x, w, "ffn_norm", eps), w.under("feed_forward."), inner, names=LFM)
         x = x + (rms(h, w, "post_ffn_norm", eps) if sandwich else h)
     tied = config.flag("tie_word_embeddings", True)
-    done = head(rms(x, weights, "model.embedding_norm", eps), config, weights, "model.embed_tokens.weight", tied=tied)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.embedding_norm", eps), config, weights, tied=tied)
 
 
 def attention(x: Register, w: Weights, c: Attention) -> Register:
     """Write softmax over all tokens, or over the last ones, with a gate σ(g x) of each head's output."""
-    names = (("q", c.heads.queries), ("k", c.heads.keys), ("v", c.heads.keys))
-    q, k, v = (heads(dense(x, w, f"{name}_proj", n * c.heads.width, bias=c.bias), n) for name, n in names)
+    q, k, v = qkv(x, w, c.heads, bias=c.bias)
     q, k = rms(q, w, "q_norm", c.eps), rms(k, w, "k_norm", c.eps)
     if c.window is None:
         o = attend(q, k, v, w, c.frequencies)

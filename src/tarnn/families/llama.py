@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_model
+from tarnn.families.parts import Heads, attend, dense, embed, head, qkv, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
-from tarnn.program.recording import Register, heads
+from tarnn.program.recording import Register
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,21 @@ class LlamaLayer:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config, window(config)), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     config.choice("hidden_act", "silu")
     c = LlamaLayer.of(config, hidden)
-    x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden, limit=window(config))
     for i in range(config.size("num_hidden_layers")):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "input_layernorm", c.eps)
         x = x + attention(h, w.under("self_attn."), c)
         h = rms(x, w, "post_attention_layernorm", c.eps)
         x = x + swiglu(h, w.under("mlp."), c.inner, bias=c.mlp_bias)
-    done = head(rms(x, weights, "model.norm", c.eps), config, weights, "model.embed_tokens.weight")
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.norm", c.eps), config, weights)
 
 
 def attention(x: Register, w: Weights, c: LlamaLayer) -> Register:
-    d = c.heads.width
-    q = heads(dense(x, w, "q_proj", c.heads.queries * d, bias=c.qkv_bias), c.heads.queries)
-    k = heads(dense(x, w, "k_proj", c.heads.keys * d, bias=c.qkv_bias), c.heads.keys)
-    v = heads(dense(x, w, "v_proj", c.heads.keys * d, bias=c.qkv_bias), c.heads.keys)
+    q, k, v = qkv(x, w, c.heads, bias=c.qkv_bias)
     if c.head_norms:
         q, k = rms(q, w, "q_norm", c.eps), rms(k, w, "k_norm", c.eps)
     return dense(attend(q, k, v, w, c.frequencies), w, "o_proj", x.size, bias=c.o_bias)

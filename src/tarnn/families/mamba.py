@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tarnn.families.config import Config
-from tarnn.families.parts import dense, head, rms, text_model
+from tarnn.families.parts import dense, embed, head, rms
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import LayerState, Register, apply, filter, norm, product
@@ -43,25 +43,22 @@ class MambaSizes:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     layers, eps = config.size("num_hidden_layers"), config.number("layer_norm_epsilon", 1e-5, least=0)
     c = sizes_of(config, hidden)
     check_other_names(config, hidden, layers, c)
     divided = config.model_type == "falcon_mamba"
     of_parts = config.number("mixer_rms_eps", 1e-6, least=0) if divided else 0.0
     name = "backbone.embeddings.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden, name)
     for i in range(layers):
         w = weights.under(f"backbone.layers.{i}.")
         of_layer = w.under("mixer.")
-        state = record.state("FilteredScanState")
+        state = x.record.state("FilteredScanState")
         h = rms(x, w, "norm", eps)
         x = x + mixer(h, of_layer, c, state, (lambda y, _: norm(y, eps=of_parts)) if divided else None)
     tied = config.flag("tie_word_embeddings", True)
-    done = head(rms(x, weights, "backbone.norm_f", eps), config, weights, name, tied=tied)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "backbone.norm_f", eps), config, weights, name, tied=tied)
 
 
 def sizes_of(config: Config, hidden: int) -> MambaSizes:

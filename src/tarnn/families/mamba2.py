@@ -8,13 +8,13 @@ Bamba, Falcon-H1, Granite 4, Nemotron-H and Zamba2 have the same mixer, and othe
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from tarnn.families.config import Config
-from tarnn.families.parts import head, rms, split_heads, text_model, times
+from tarnn.families.config import REQUIRED, Config
+from tarnn.families.parts import embed, head, rms, split_heads, times
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, apply, clamp, filter, heads, linear, norm, product
@@ -40,6 +40,12 @@ class Multipliers(NamedTuple):
 
 
 NEUTRAL = Multipliers()
+KINDS = {
+    "mamba": "mixer",
+    "linear_attention": "mixer",
+    "attention": "softmax",
+    "full_attention": "softmax",
+}  # of hybrids
 
 
 @dataclass(frozen=True)
@@ -70,19 +76,8 @@ class Mamba2Sizes:
         inner = config.size("expand", 2) * hidden
         if n * width != inner or config.size("intermediate_size", inner) != inner:
             config.refuse("num_heads", n, f"{inner} channels (expand · hidden_size) divided by head_dim ({width})")
-        bias = config.flag("use_bias", False)
-        return cls(
-            n,
-            width,
-            groups_of(config, "n_groups", n, 8),
-            state=config.size("state_size"),
-            taps=config.size("conv_kernel", 4, least=2),
-            eps=eps,
-            bias=bias,
-            out_bias=bias,
-            filter_bias=config.flag("use_conv_bias", True),
-            steps=limit_of_steps(config),
-        )
+        keys, bias = (("n_groups", 8), ("state_size", REQUIRED), "conv_kernel"), config.flag("use_bias", False)
+        return cls.read(config, n, width, *keys, eps, bias, config.flag("use_conv_bias", True))
 
     @classmethod
     def of_hybrid(cls, config: Config, hidden: int, eps: float | None, inner: int | None = None) -> "Mamba2Sizes":
@@ -92,52 +87,56 @@ class Mamba2Sizes:
         width = inner // n if config.get("mamba_d_head", "auto") == "auto" else config.size("mamba_d_head")
         if n * width != inner:
             config.refuse("mamba_n_heads", n, f"{inner} channels divided by mamba_d_head ({width})")
-        bias = config.flag("mamba_proj_bias", False)
         config.skip("mamba_chunk_size", "use_mamba_kernels")
-        return cls(
-            n,
-            width,
-            groups_of(config, "mamba_n_groups", n, 1),
-            state=config.size("mamba_d_state", 256),
-            taps=config.size("mamba_d_conv", 4, least=2),
-            eps=eps,
-            bias=bias,
-            out_bias=bias,
-            filter_bias=config.flag("mamba_conv_bias", True),
-            steps=limit_of_steps(config),
+        keys, bias = (
+            (("mamba_n_groups", 1), ("mamba_d_state", 256), "mamba_d_conv"),
+            config.flag("mamba_proj_bias", False),
         )
+        return cls.read(config, n, width, *keys, eps, bias, config.flag("mamba_conv_bias", True))
 
+    @classmethod
+    def read(
+        cls,
+        config: Config,
+        num_heads: int,
+        width: int,
+        groups: tuple[str, int],
+        state: tuple[str, int],
+        taps: str,
+        eps: float | None,
+        bias: bool,
+        filter_bias: bool,
+    ) -> "Mamba2Sizes":
+        """Read the others. groups, state, taps: keys of the config, with the family's defaults. bias: of both projections."""
+        n = config.size(*groups)
+        if num_heads % n:
+            config.refuse(groups[0], n, f"a divisor of the number of heads ({num_heads})")
+        least, most = config.numbers("time_step_limit", [0.0, math.inf], length=2, infinite=True)
+        sizes = config.size(*state), config.size(taps, 4, least=2)
+        return cls(num_heads, width, n, *sizes, eps, bias, bias, filter_bias, (least, most))
 
-def groups_of(config: Config, key: str, num_heads: int, default: int) -> int:
-    """Return the number of groups of heads that share B and C."""
-    groups = config.size(key, default)
-    if num_heads % groups:
-        config.refuse(key, groups, f"a divisor of the number of heads ({num_heads})")
-    return groups
-
-
-def limit_of_steps(config: Config) -> tuple[float, float]:
-    """Return the least and the largest Δ, of prompts and of steps alike."""
-    least, most = config.numbers("time_step_limit", [0.0, math.inf], length=2, infinite=True)
-    return least, most
+    def with_least_step(self, config: Config) -> "Mamba2Sizes":
+        """Return the sizes of families for which `time_step_min` alone limits Δ."""
+        if self.steps != (0.0, math.inf):
+            config.refuse(
+                "time_step_limit", config.get("time_step_limit"), "[0, Infinity] (time_step_min alone counts)"
+            )
+        return replace(self, steps=(config.number("time_step_min", 1e-3, least=0), math.inf))
 
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     config.choice("hidden_act", "silu")
     config.choice("rms_norm", True)
     config.skip(*SET_AT_FIRST, *CHANGES_NOTHING)
     eps, name = config.number("layer_norm_epsilon", 1e-5, least=0), "backbone.embeddings.weight"
     c = Mamba2Sizes.of(config, hidden, eps)
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden, name)
     for i in range(config.size("num_hidden_layers")):
         w = weights.under(f"backbone.layers.{i}.")
         x = x + mixer(rms(x, w, "norm", eps), w.under("mixer."), c)
-    done = head(rms(x, weights, "backbone.norm_f", eps), config, weights, name)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "backbone.norm_f", eps), config, weights, name)
 
 
 def mixer(h: Register, w: Weights, c: Mamba2Sizes) -> Register:

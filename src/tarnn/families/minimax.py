@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.experts import LFM, Experts, sparse
-from tarnn.families.parts import Heads, attend, dense, head, rms, text_model
+from tarnn.families.experts import Experts, sparse
+from tarnn.families.parts import LFM, Heads, attention, dense, embed, head, rms
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -24,17 +24,16 @@ COMPUTED = tuple(f"*.self_attn.{name}" for name in ("slope_rate", "query_decay",
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
+    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
     config.choice("hidden_act", "silu")
-    if config.get("sliding_window") is not None:
-        config.refuse("sliding_window", config.get("sliding_window"), "null")
+    config.choice("sliding_window", None)
     config.skip("block_size", "router_jitter_noise")  # how prompts are cut, and training
     sizes, eps = Heads.of(config, hidden), config.number("rms_norm_eps", 1e-5, least=0)
     experts = Experts.of(config, count="num_local_experts", inner="intermediate_size")
     rotated = config.size("rotary_dim", sizes.width, most=sizes.width)
     frequencies = rope_of(config, sizes.width, theta=1e6, partial=rotated / sizes.width).frequencies()
     factors = {name: factors_of(config, name) for name in ("full_attn", "linear_attn", "mlp")}
-    x = record.embed(weights.get("model.embed_tokens.weight", (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden)
     default = [KINDS[(i + 1) % 2 == 0] for i in range(layers)]
     for i, kind in enumerate(config.choices("layer_types", *KINDS, default=default, length=layers)):
         w = weights.under(f"model.layers.{i}.")
@@ -48,10 +47,7 @@ def program(config: Config, weights: Weights) -> Program:
         alpha, beta = factors["mlp"]
         old = "block_sparse_moe.gate.weight" in w
         x = h * alpha + sparse(h, w.under("block_sparse_moe." if old else "mlp."), experts, names=LFM) * beta
-    done = head(rms(x, weights, "model.norm", eps), config, weights, "model.embed_tokens.weight")
-    config.check_all_taken()
-    weights.check_all_taken(*COMPUTED)
-    return done
+    return head(rms(x, weights, "model.norm", eps), config, weights, may_leave=COMPUTED)
 
 
 def factors_of(config: Config, name: str) -> tuple[float, float]:
@@ -75,10 +71,3 @@ def lightning(x: Register, w: Weights, sizes: Heads, rates: Float[Tensor, " h"])
     o = linear(q, k, v, state, log_decay=-rates, normalize=False, keep_z=False)
     gate = apply(dense(x, w, "output_gate", h * d), "sigmoid")
     return dense(rms(heads(o, 1), w, "norm", 1e-6) * gate, w, "out_proj", x.size)
-
-
-def attention(x: Register, w: Weights, sizes: Heads, frequencies: Float[Tensor, " p"]) -> Register:
-    """Attend by softmax."""
-    names = (("q", sizes.queries), ("k", sizes.keys), ("v", sizes.keys))
-    q, k, v = (heads(dense(x, w, f"{name}_proj", n * sizes.width), n) for name, n in names)
-    return dense(attend(q, k, v, w, frequencies), w, "o_proj", x.size)

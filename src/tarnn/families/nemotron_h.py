@@ -4,14 +4,13 @@ Each layer has one of them behind a norm. Δ is at least `time_step_min`, in pro
 of experts have several, without gates, beside one that all tokens share. Experts may read and write rows of a latent size.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from tarnn.families.config import Config
 from tarnn.families.experts import grouped, sparse
-from tarnn.families.mamba2 import Mamba2Sizes, groups_of, limit_of_steps, mixer
-from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
+from tarnn.families.mamba2 import Mamba2Sizes, mixer
+from tarnn.families.parts import Heads, attention, dense, embed, head, kinds_of_layers, rms
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, apply
@@ -36,7 +35,7 @@ OF_DRAFTS = ("mtp_*", "num_nextn_predict_layers")
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     config.choice("mamba_hidden_act", "silu")
     config.choice("sliding_window", None)
     config.choice("attention_bias", False)
@@ -46,7 +45,7 @@ def program(config: Config, weights: Weights) -> Program:
     config.choice("attention_head_dim", sizes.width)
     prefix = "model." if "model.embeddings.weight" in weights else "backbone."  # of a live model; in folders
     name = f"{prefix}embeddings.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden, name)
     kinds = layer_kinds(config)
     experts = experts_of_layer(config, function, bias) if "E" in kinds else None
     for i, kind in enumerate(kinds):
@@ -55,35 +54,29 @@ def program(config: Config, weights: Weights) -> Program:
         if kind == "M":
             x = x + mixer(h, part, c)
         elif kind == "*":
-            x = x + dense(attend(*qkv(h, part, sizes), part), part, "o_proj", hidden)
+            x = x + attention(h, part, sizes)
         elif experts is not None and kind == "E":
             x = x + experts(h, part)
         else:
             x = x + mlp(h, part, inner, function, bias)
     tied = config.choice("tie_word_embeddings", False)
-    done = head(rms(x, weights, f"{prefix}norm_f", eps), config, weights, name, tied=tied)
-    config.check_all_taken((*CHANGES_NOTHING, *(OF_EXPERTS if experts is None else ()), *OF_DRAFTS, "auto_map"))
-    weights.check_all_taken("mtp.*")
-    return done
+    return head(
+        rms(x, weights, f"{prefix}norm_f", eps),
+        config,
+        weights,
+        name,
+        tied=tied,
+        harmless=(*CHANGES_NOTHING, *(OF_EXPERTS if experts is None else ()), *OF_DRAFTS, "auto_map"),
+        may_leave=("mtp.*",),
+    )
 
 
 def mixer_sizes(config: Config, eps: float) -> Mamba2Sizes:
     """Return the sizes of the mixers."""
     n, bias = config.size("mamba_num_heads", 128), config.flag("use_bias", False)
-    if limit_of_steps(config) != (0.0, math.inf):
-        config.refuse("time_step_limit", config.get("time_step_limit"), "[0, Infinity] (time_step_min alone counts)")
-    return Mamba2Sizes(
-        n,
-        config.size("mamba_head_dim", 64),
-        groups_of(config, "n_groups", n, 8),
-        state=config.size("ssm_state_size", 128),
-        taps=config.size("conv_kernel", 4, least=2),
-        eps=eps,
-        bias=bias,
-        out_bias=bias,
-        filter_bias=config.flag("use_conv_bias", True),
-        steps=(config.number("time_step_min", 1e-3, least=0), math.inf),
-    )
+    keys, filter_bias = (("n_groups", 8), ("ssm_state_size", 128), "conv_kernel"), config.flag("use_conv_bias", True)
+    sizes = Mamba2Sizes.read(config, n, config.size("mamba_head_dim", 64), *keys, eps, bias, filter_bias)
+    return sizes.with_least_step(config)
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -109,7 +102,7 @@ def mlp(x: Register, w: Weights, inner: int, function: str, bias: bool) -> Regis
 
 def experts_of_layer(config: Config, function: str, bias: bool) -> Callable[[Register, Weights], Register]:
     """Return what computes a layer of experts. bias: of the shared MLP and of the projections to and from the latent size."""
-    sizes = grouped(config, inner="moe_intermediate_size", count="n_routed_experts")
+    sizes = grouped(config, "n_routed_experts")
     shared, latent = config.size("moe_shared_expert_intermediate_size", 7688), config.size("moe_latent_size", None)
     config.choice("n_shared_experts", 1)
     layout: dict[str, Any] = {

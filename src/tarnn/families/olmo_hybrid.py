@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tarnn.families.config import Config
 from tarnn.families.gated_delta import DeltaSizes, Gates, gated_delta
-from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_model
+from tarnn.families.parts import Heads, attend, dense, embed, head, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -51,18 +51,15 @@ class OlmoLayer:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     config.choice("hidden_act", "silu")
     config.skip("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
-    c, name = OlmoLayer.of(config, hidden), "model.embed_tokens.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    c = OlmoLayer.of(config, hidden)
+    x = embed(config, weights, hidden)
     for i, kind in enumerate(layer_kinds(config)):
         w = weights.under(f"model.layers.{i}.")
         x = delta_layer(x, w, c) if kind == "linear_attention" else softmax_layer(x, w, c)
-    done = head(rms(x, weights, "model.norm", c.eps), config, weights, name)
-    config.check_all_taken()
-    weights.check_all_taken("mtp.*")
-    return done
+    return head(rms(x, weights, "model.norm", c.eps), config, weights, may_leave=("mtp.*",))
 
 
 def delta_layer(x: Register, w: Weights, c: OlmoLayer) -> Register:

@@ -1,6 +1,6 @@
 """Parts that many families are built of, written into a program with the names that transformers gives their tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from tarnn.families.converted import Converted
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Recorder, Register, apply, heads, norm, product, rotate, softmax
+
+EMBEDDINGS = "model.embed_tokens.weight"
+GATED = ("gate_proj", "up_proj", "down_proj")
+LFM = ("w1", "w3", "w2")  # as Mixtral has them, too
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,22 @@ class Heads:
         return cls(queries, keys, config.size("head_dim", width or hidden // queries))
 
 
-def text_model(config: Config, limit: int | None = None) -> Recorder:
-    """Begin the program of a model of tokens, which may have been converted (`families.converted`)."""
-    facts = {"model_type": config.model_type, "vocab_size": config.size("vocab_size")}
-    return Recorder(limit, converted=Converted.of(config), **facts)
+def embed(
+    config: Config,
+    weights: Weights,
+    hidden: int,
+    name: str = EMBEDDINGS,
+    *,
+    scale: float = 1.0,
+    limit: int | None = None,
+) -> Register:
+    """Begin the program of a model of tokens, which may have been converted (`families.converted`), with their embeddings.
+
+    limit: positions; None: any number.
+    """
+    tokens = config.size("vocab_size")
+    record = Recorder(limit, converted=Converted.of(config), model_type=config.model_type, vocab_size=tokens)
+    return record.embed(weights.get(name, (tokens, hidden)), scale=scale)
 
 
 def dense(x: Register, w: Weights, name: str, outputs: int, *, bias: bool = False, **options: Any) -> Register:
@@ -65,10 +81,32 @@ def qkv(x: Register, w: Weights, sizes: Heads, *, bias: bool = False) -> tuple[R
     return q, k, v
 
 
-def swiglu(x: Register, w: Weights, inner: int, *, bias: bool = False) -> Register:
-    """Compute down(silu(gate x) ⊙ up x)."""
-    gate, up = (dense(x, w, name, inner, bias=bias) for name in ("gate_proj", "up_proj"))
-    return dense(apply(gate, "silu") * up, w, "down_proj", x.size, bias=bias)
+def attention(
+    x: Register,
+    w: Weights,
+    sizes: Heads,
+    frequencies: Float[Tensor, " p"] | None = None,
+    *,
+    bias: bool = False,
+    scale: float | None = None,
+) -> Register:
+    """Compute softmax attention and its projections. frequencies, scale: as in `attend`."""
+    o = attend(*qkv(x, w, sizes, bias=bias), w, frequencies, scale=scale)
+    return dense(o, w, "o_proj", x.size, bias=bias)
+
+
+def swiglu(
+    x: Register,
+    w: Weights,
+    inner: int,
+    *,
+    bias: bool = False,
+    function: str = "silu",
+    names: tuple[str, str, str] = GATED,
+) -> Register:
+    """Compute down(f(gate x) ⊙ up x). names: of gate, up and down."""
+    gate, up = (dense(x, w, name, inner, bias=bias) for name in names[:2])
+    return dense(apply(gate, function) * up, w, names[2], x.size, bias=bias)
 
 
 def kinds_of_layers(
@@ -112,16 +150,28 @@ def attend(
 
 
 def head(
-    x: Register, config: Config, weights: Weights, embeddings: str, *, tied: bool | None = None, softcap: float = 0.0
+    x: Register,
+    config: Config,
+    weights: Weights,
+    embeddings: str = EMBEDDINGS,
+    *,
+    tied: bool | None = None,
+    softcap: float = 0.0,
+    harmless: Collection[str] = (),
+    may_leave: Sequence[str] = (),
 ) -> Program:
     """End the program with `lm_head`, or with the embeddings if they are tied; None: if the config says so.
 
-    softcap: of the logits; 0: none.
+    softcap: of the logits; 0: none. Keys and tensors that nobody took are refused then, but for patterns of `harmless` keys, and
+    of names that the family `may_leave`.
     """
     shape = config.size("vocab_size"), x.size
     tied = config.flag("tie_word_embeddings", False) if tied is None else tied
     weight = weights.tied("lm_head.weight", embeddings, shape) if tied else weights.get("lm_head.weight", shape)
-    return x.record.head(x, weight, softcap=softcap)
+    done = x.record.head(x, weight, softcap=softcap)
+    config.check_all_taken(harmless)
+    weights.check_all_taken(*may_leave)
+    return done
 
 
 def split_heads(x: Register, *shapes: tuple[int, int]) -> tuple[Register, ...]:

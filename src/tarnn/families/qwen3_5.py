@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tarnn.families.config import Config
 from tarnn.families.gated_delta import DeltaSizes, Gates, gated_delta
-from tarnn.families.parts import Heads, attend, dense, head, rms, swiglu, text_model
+from tarnn.families.parts import Heads, attend, dense, embed, head, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -57,19 +57,19 @@ def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Project
 
     mlp: what computes the second half of a layer, of its number, a register and its tensors.
     """
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers")
+    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
     config.choice("hidden_act", "silu")
     sizes, attention_heads = DeltaSizes.of(config, 16, 32, 128, 128), Heads.of(config, hidden, 256)
     eps = config.number("rms_norm_eps", 1e-6, least=0)
     frequencies = rope_of(config, attention_heads.width, partial=0.25).frequencies()
     bias = config.flag("attention_bias", False)
     name = f"{prefix}embed_tokens.weight"
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden, name)
     for i, kind in enumerate(layer_kinds(config, layers)):
         w = weights.under(f"{prefix}layers.{i}.")
         h = rms(x, w, "input_layernorm", eps, from_one=True)
         if kind == "linear_attention":
-            part, state = w.under("linear_attn."), record.state("GatedDeltaState")
+            part, state = w.under("linear_attn."), x.record.state("GatedDeltaState")
             o = gated_delta(h, *project(h, part, sizes), part, sizes, state, eps=eps)
             x = x + dense(o, part, "out_proj", hidden)
         else:
@@ -77,10 +77,7 @@ def delta_hybrid(config: Config, weights: Weights, prefix: str, project: Project
             x = x + dense(o, w.under("self_attn."), "o_proj", hidden, bias=bias)
         h = rms(x, w, "post_attention_layernorm", eps, from_one=True)
         x = x + mlp(i, h, w.under("mlp."))
-    done = head(rms(x, weights.under(prefix), "norm", eps, from_one=True), config, weights, name)
-    config.check_all_taken()
-    weights.check_all_taken(*LEFT)
-    return done
+    return head(rms(x, weights.under(prefix), "norm", eps, from_one=True), config, weights, name, may_leave=LEFT)
 
 
 def gated_softmax(x: Register, w: Weights, sizes: Heads, frequencies: Tensor, eps: float, bias: bool) -> Register:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.parts import Heads, dense, head, rms, text_model
+from tarnn.families.parts import Heads, dense, embed, head, qkv, rms, swiglu
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.hybrid import hybrid
@@ -49,7 +49,7 @@ class LocalAttention:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
+    hidden = config.size("hidden_size")
     config.choice("hidden_activation", "gelu_pytorch_tanh")
     config.choice("embeddings_scale_by_sqrt_dim", True)
     config.skip("w_init_variance_scale", "final_w_init_variance_scale")
@@ -61,24 +61,17 @@ def program(config: Config, weights: Weights) -> Program:
     turns = config.get("block_types", ["recurrent", "recurrent", "attention"])
     if not isinstance(turns, list) or not turns or set(map(str, turns)) - set(mixers):
         config.refuse("block_types", turns, f"a list of one kind or more of {' and '.join(mixers)}")
-    name = "model.embed_tokens.weight"
-    table = weights.get(name, (config.size("vocab_size"), hidden))
-    x = record.embed(table, scale=torch.tensor(hidden**0.5, dtype=torch.bfloat16).item())
+    x = embed(config, weights, hidden, scale=torch.tensor(hidden**0.5, dtype=torch.bfloat16).item())
     for i in range(config.size("num_hidden_layers")):
         w = weights.under(f"model.layers.{i}.")
         h = rms(x, w, "temporal_pre_norm", eps, from_one=True)
         x = x + mixers[turns[i % len(turns)]](h, w.under("temporal_block."))
         h = rms(x, w, "channel_pre_norm", eps, from_one=True)
-        w = w.under("mlp_block.")
-        gate, up = (dense(h, w, part, inner, bias=True) for part in ("gate_proj", "up_proj"))
-        x = x + dense(apply(gate, FUNCTION) * up, w, "down_proj", hidden, bias=True)
+        x = x + swiglu(h, w.under("mlp_block."), inner, bias=True, function=FUNCTION)
     x = rms(x, weights, "model.final_norm", eps, from_one=True)
     tied = config.flag("tie_word_embeddings", True)
     cap = config.number("logits_soft_cap", 30.0, least=1e-3)
-    done = head(x, config, weights, name, tied=tied, softcap=cap)
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(x, config, weights, tied=tied, softcap=cap)
 
 
 def recurrence_of(config: Config, hidden: int) -> Recurrence:
@@ -120,8 +113,7 @@ def attention_of(config: Config, hidden: int) -> LocalAttention:
 
 def attention(h: Register, w: Weights, c: LocalAttention) -> Register:
     """Record softmax attention with a window."""
-    sizes = zip("qkv", (c.heads.queries, c.heads.keys, c.heads.keys), strict=True)
-    q, k, v = (heads(dense(h, w, f"{name}_proj", n * c.heads.width, bias=c.bias), n) for name, n in sizes)
+    q, k, v = qkv(h, w, c.heads, bias=c.bias)
     q, k = rotate(q, c.frequencies), rotate(k, c.frequencies)
     o = hybrid(q, k, v, reach=["window"] * k.heads, window=c.window, scale=q.width**-0.5)
     return dense(o, w, "o_proj", h.size, bias=True)

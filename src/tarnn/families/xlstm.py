@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.parts import dense, head, text_model
+from tarnn.families.parts import dense, embed, head, swiglu
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
 from tarnn.program.recording import Register, apply, heads, linear, norm
 
+MLP = ("proj_up_gate", "proj_up", "proj_down")
 CHANGES_NOTHING = (
     "norm_reduction_force_float32",
     "chunkwise_kernel",
@@ -67,20 +68,17 @@ class Sizes:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size", config.size("embedding_dim", 4096))
+    hidden = config.size("hidden_size", config.size("embedding_dim", 4096))
     layers = config.size("num_hidden_layers", config.size("num_blocks", 32))
     c, name = Sizes.of(config, hidden), "backbone.embeddings.weight"
     check_others(config, hidden, layers, c)
-    x = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embed(config, weights, hidden, name)
     for i in range(layers):
         w = weights.under(f"backbone.blocks.{i}.")
         x = x + mlstm(divided(x, w, "norm_mlstm", c), w.under("mlstm_layer."), c)
-        x = x + swiglu(divided(x, w, "norm_ffn", c), w.under("ffn."), c)
+        x = x + swiglu(divided(x, w, "norm_ffn", c), w.under("ffn."), c.inner, bias=c.bias, names=MLP)
     x = norm(x, weights.get("backbone.out_norm.weight", (hidden,)), eps=c.norm_eps)
-    done = head(x, config, weights, name, tied=False, softcap=config.number("output_logit_soft_cap", 30.0, least=1e-3))
-    config.check_all_taken()
-    weights.check_all_taken()
-    return done
+    return head(x, config, weights, name, tied=False, softcap=config.number("output_logit_soft_cap", 30.0, least=1e-3))
 
 
 def check_others(config: Config, hidden: int, layers: int, c: Sizes) -> None:
@@ -119,9 +117,3 @@ def mlstm(h: Register, w: Weights, c: Sizes) -> Register:
     o = linear(q * q.width**-0.5, k, v, state, log_decay=log_decay, k_scale=enter, at_least_one=True, eps=c.eps)
     o = norm(o, *gain_and_bias(w, "multihead_norm", c.values, c), eps=c.norm_eps, kind="layer")
     return dense(o * apply(gate, "sigmoid"), w, "out_proj", h.size, bias=c.bias)
-
-
-def swiglu(h: Register, w: Weights, c: Sizes) -> Register:
-    """Compute down(silu(gate h) ⊙ up h)."""
-    gate, up = (dense(h, w, name, c.inner, bias=c.bias) for name in ("proj_up_gate", "proj_up"))
-    return dense(apply(gate, "silu") * up, w, "proj_down", h.size, bias=c.bias)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tarnn.families.config import Config
 from tarnn.families.jamba import sizes_of, turns
 from tarnn.families.mamba import MambaSizes
-from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
+from tarnn.families.parts import Heads, attend, dense, embed, head, kinds_of_layers, qkv, rms, swiglu
 from tarnn.families.weights import Weights
 from tarnn.families.zamba2 import FUNCTIONS, KINDS, check_shared
 from tarnn.program.instructions import Program
@@ -34,15 +34,15 @@ class BlockSizes:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden, layers = text_model(config), config.size("hidden_size"), config.size("num_hidden_layers", 76)
-    eps, name = config.number("rms_norm_eps", 1e-5, least=0), "model.embed_tokens.weight"
+    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers", 76)
+    eps = config.number("rms_norm_eps", 1e-5, least=0)
     c, n, block = sizes_of(config, hidden), config.size("n_mamba_heads", 2), shared_block_of(config, hidden, eps)
     if c.inner % n:
         config.refuse("n_mamba_heads", n, f"a divisor of mamba_expand · hidden_size ({c.inner})")
     config.choice("hidden_mamba_act", "silu")
     kinds = kinds_of_layers(config, KINDS, default_kinds(config, layers), layers)
     tied = config.flag("tie_word_embeddings", True)  # for transformers these are all ties, those of blocks too
-    x = embeddings = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embeddings = embed(config, weights, hidden)
     for i, kind in enumerate(kinds):
         w, read = weights.under(f"model.layers.{i}."), x
         if kind == "hybrid":
@@ -51,10 +51,7 @@ def program(config: Config, weights: Weights) -> Program:
             read = x + dense(shared_block(x, embeddings, home, block), w, "linear", hidden)
             w = w.under("mamba_decoder.")
         x = x + mixer(rms(read, w, "input_layernorm", eps), w.under("mamba."), c, n)
-    done = head(rms(x, weights, "model.final_layernorm", eps), config, weights, name, tied=tied)
-    config.check_all_taken(CHANGES_NOTHING)
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.final_layernorm", eps), config, weights, tied=tied, harmless=CHANGES_NOTHING)
 
 
 def default_kinds(config: Config, layers: int) -> list[str]:
@@ -81,9 +78,7 @@ def shared_block(x: Register, embeddings: Register, w: Weights, c: BlockSizes) -
     both, part = rms(concat(x, embeddings), w, "input_layernorm", c.eps), w.under("self_attn.")
     o = attend(*qkv(both, part, c.heads), part, scale=(c.heads.width / 2) ** -0.5)
     h = rms(dense(o, part, "o_proj", x.size), w, "pre_ff_layernorm", c.eps)
-    part = w.under("feed_forward.")
-    gate, up = (dense(h, part, name, c.inner) for name in ("gate_proj", "up_proj"))
-    return dense(apply(gate, c.function) * up, part, "down_proj", x.size)
+    return swiglu(h, w.under("feed_forward."), c.inner, function=c.function)
 
 
 def mixer(h: Register, w: Weights, c: MambaSizes, n: int) -> Register:

@@ -5,15 +5,14 @@ else. Few blocks take turns; each of their layers adds products of low rank to t
 `time_step_min`, in prompts and in steps.
 """
 
-import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.families.config import Config
-from tarnn.families.mamba2 import Mamba2Sizes, groups_of, limit_of_steps, mixer
-from tarnn.families.parts import Heads, attend, dense, head, kinds_of_layers, qkv, rms, text_model
+from tarnn.families.mamba2 import Mamba2Sizes, mixer
+from tarnn.families.parts import Heads, attend, dense, embed, head, kinds_of_layers, qkv, rms
 from tarnn.families.rope import rope_of
 from tarnn.families.weights import Weights
 from tarnn.program.instructions import Program
@@ -67,14 +66,14 @@ class SharedBlock:
 
 def program(config: Config, weights: Weights) -> Program:
     """Write the program of a folder."""
-    record, hidden = text_model(config), config.size("hidden_size")
-    eps, name = config.number("rms_norm_eps", 1e-5, least=0), "model.embed_tokens.weight"
+    hidden = config.size("hidden_size")
+    eps = config.number("rms_norm_eps", 1e-5, least=0)
     c, block = mixer_sizes(config, hidden), SharedBlock.of(config, hidden, eps)
     kinds = kinds_of_layers(config, KINDS, default_kinds(), config.size("num_hidden_layers", 54))
     hybrids, blocks = [i for i, kind in enumerate(kinds) if kind == "hybrid"], config.size("num_mem_blocks", 1)
     tied = config.flag("tie_word_embeddings", True)  # for transformers these are all ties, those of blocks too
     check_repeated(config, block, c, hybrids)
-    x = embeddings = record.embed(weights.get(name, (config.size("vocab_size"), hidden)))
+    x = embeddings = embed(config, weights, hidden)
     for i, kind in enumerate(kinds):
         w, read = weights.under(f"model.layers.{i}."), x
         if kind == "hybrid":
@@ -88,10 +87,7 @@ def program(config: Config, weights: Weights) -> Program:
             read = x + dense(shared_block(x, embeddings, home, block, turn), w, "linear", hidden)
             w = w.under("mamba_decoder.")
         x = x + mixer(rms(read, w, "input_layernorm", eps), w.under("mamba."), c)
-    done = head(rms(x, weights, "model.final_layernorm", eps), config, weights, name, tied=tied)
-    config.check_all_taken(CHANGES_NOTHING)
-    weights.check_all_taken()
-    return done
+    return head(rms(x, weights, "model.final_layernorm", eps), config, weights, tied=tied, harmless=CHANGES_NOTHING)
 
 
 def shared_block(x: Register, embeddings: Register, w: Weights, c: SharedBlock, turn: int) -> Register:
@@ -131,20 +127,8 @@ def mixer_sizes(config: Config, hidden: int) -> Mamba2Sizes:
     bias = config.flag("add_bias_linear", False)
     if inner % n:
         config.refuse("n_mamba_heads", n, f"a divisor of mamba_expand · hidden_size ({inner})")
-    if limit_of_steps(config) != (0.0, math.inf):
-        config.refuse("time_step_limit", config.get("time_step_limit"), "[0, Infinity] (time_step_min alone counts)")
-    return Mamba2Sizes(
-        n,
-        inner // n,
-        groups_of(config, "mamba_ngroups", n, 1),
-        state=config.size("mamba_d_state", 64),
-        taps=config.size("mamba_d_conv", 4, least=2),
-        eps=NORM_EPS,
-        bias=bias,
-        out_bias=bias,
-        filter_bias=True,
-        steps=(config.number("time_step_min", 1e-3, least=0), math.inf),
-    )
+    keys = ("mamba_ngroups", 1), ("mamba_d_state", 64), "mamba_d_conv"
+    return Mamba2Sizes.read(config, n, inner // n, *keys, NORM_EPS, bias, True).with_least_step(config)
 
 
 def default_kinds() -> list[str]:
