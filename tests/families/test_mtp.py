@@ -55,8 +55,7 @@ def test_it_computes_what_transformers_layer_does(tmp_path):
     expected = norms["norm"](x)
     runtime = lm.opened.draft_head
     state = runtime.new_state(1, t)
-    rows, found = pad(hidden[0], (hidden.shape[-1], 0)), torch.empty(t, hidden.shape[-1])
-    logits = runtime.beside(ids[1:].tolist(), rows, state, tensors_of(state, runtime.program), found)
+    logits, found, _ = runtime.with_hidden(ids[1:], state, pad(hidden[0], (hidden.shape[-1], 0)))
     torch.testing.assert_close(found, expected[0], atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(logits, model.lm_head(expected[0, -1:]), atol=5e-4, rtol=1e-4)
 
@@ -93,13 +92,7 @@ def test_drafts_are_those_of_the_whole_text_read_at_once(tmp_path):
     n = int(head.state.position)
     hidden = model.model(ids[None]).last_hidden_state[0, :n]
     whole = runtime.new_state(1, n)
-    runtime.beside(
-        ids[1 : n + 1].tolist(),
-        pad(hidden, (head.width, 0)),
-        whole,
-        tensors_of(whole, runtime.program),
-        torch.empty(n, head.width),
-    )
+    runtime.with_hidden(ids[1 : n + 1], whole, pad(hidden, (head.width, 0)))
     for x, y in zip(tensors_of(whole, runtime.program), tensors_of(head.state, runtime.program), strict=True):
         torch.testing.assert_close(y[:, :, :n], x, atol=2e-4, rtol=1e-4)
     assert n > len(lm.ids(PROMPT))
@@ -111,3 +104,12 @@ def test_a_head_that_does_not_fit_is_refused(tmp_path):
     assert "".join(lm.generate(PROMPT, max_new_tokens=3, temperature=0))
     with pytest.raises(UserError, match=r"has mtp\.fc\.weight of shape \(3, 5\) where the config calls for"):
         lm.generate(PROMPT, draft=2)
+
+
+def test_all_weights_that_a_head_lacks_are_named(tmp_path):
+    with_head(tmp_path / "tiny")
+    file = tmp_path / "tiny" / "model.safetensors"
+    lacking = ["mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.mlp.up_proj.weight", "mtp.norm.weight"]
+    save_file({name: x for name, x in load_file(file).items() if name not in lacking}, file)
+    with pytest.raises(UserError, match=f"lacks the weights {', '.join(lacking)}\\."):
+        tarnn.load(tmp_path / "tiny").generate(PROMPT, draft=2)

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 
 from support.latent_variants import LATENT_VARIANTS
-from support.published_configs import PUBLISHED
+from support.published_configs import PUBLISHED, config_of
 from support.ssd_variants import SSD_VARIANTS
 from tarnn.program.definition import new_states, run
 
@@ -99,7 +99,7 @@ def model_of(name):
     """The model of transformers with random weights that leave nothing near zero or one."""
     if name not in MODELS:
         torch.manual_seed(0)
-        config = hf.AutoConfig.for_model(**fields_of(name))
+        config = config_of(fields_of(name))
         kind = hf.AutoModelForImageTextToText if hasattr(config, "text_config") else hf.AutoModelForCausalLM
         model = kind.from_config(config, dtype=torch.float32).eval()
         model.set_experts_implementation("eager")  # which computes in float64, too

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from support.published_configs import PUBLISHED
+from support.published_configs import PUBLISHED, config_of
 
 SIZE = {
     "vocab_size": 264,
@@ -104,7 +104,7 @@ def released(name):
         {x: SIZE[x] for x in SIZE if x.endswith(("token_id", "vocab_size"))},
     )
     fields.get("text_config", fields).update(tokens)
-    return hf.AutoConfig.for_model(**fields)
+    return config_of(fields)
 
 
 def byte_level(*, begins=False):

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import pytest
+import transformers as hf
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": 99}
 TRAINED = {"attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True}
 FOUR = {**TOKENS, **TRAINED, "torch_dtype": "bfloat16", "transformers_version": "4.45.0"}
@@ -1034,3 +1038,10 @@ PUBLISHED["Granite-4.0-h-tiny"] = PUBLISHED["Granite-4.0-h-micro"] | {
     "num_local_experts": 7,
     "shared_intermediate_size": 22,
 }
+
+
+def config_of(fields: dict[str, Any]) -> hf.PretrainedConfig:
+    """Make transformers' config of these fields. A test that needs one skips where transformers has no such models."""
+    if fields["model_type"] not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {hf.__version__} has no models of type {fields['model_type']}")
+    return hf.AutoConfig.for_model(**fields)

@@ -110,8 +110,7 @@ class DraftLoop(TokenLoop):
             super().read(ids, **options)
             return self.drafter.read(ids[0].tolist())
         for part in ids.split(PIECE, dim=1) if ids.shape[1] else ():
-            hidden = torch.empty(part.shape[1], self.drafter.width)
-            self.logits, self._state = self.runtime.prefill(part, self.state, inplace=True, hidden=hidden)
+            self.logits, hidden, self._state = self.runtime.with_hidden(part[0], self.state)
             self.drafter.read(part[0].tolist())
             self.drafter.passed(hidden)
 

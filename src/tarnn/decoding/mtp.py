@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 
 from tarnn.ops.softmax.cache import RowCaches
 from tarnn.program.runtime import Runtime
-from tarnn.program.state import advanced, tensors_of
 
 ROOM = 512  # keys that its cache has at first
 MANY = 64
@@ -65,9 +64,6 @@ class TrainedHead:
             for x in self.state.layers
         ]
         self.state = replace(self.state, layers=tuple(layers))
-        hidden = torch.empty(len(tokens), self.width)
-        logits = self.runtime.beside(
-            tokens, pad(rows, (self.width, 0)), self.state, tensors_of(self.state, self.runtime.program), hidden
-        )
-        self.state = advanced(self.state, [len(tokens)])
+        beside = pad(rows, (self.width, 0))
+        logits, hidden, self.state = self.runtime.with_hidden(torch.tensor(tokens), self.state, beside)
         return logits[0], hidden[-1]

@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from tarnn.errors import UserError
 from tarnn.families.composites import COMPOSITES, text_of
@@ -12,6 +13,7 @@ from tarnn.families.config import Config
 from tarnn.families.weights import MissingWeights, Weights
 from tarnn.program.instructions import Program
 
+Written = TypeVar("Written", bound=Program | None)
 FAMILIES = {  # model_type: the file of this package that reads it
     **dict.fromkeys(COMPOSITES, "composites"),
     "bailing_hybrid": "bailing_hybrid",
@@ -84,7 +86,7 @@ def family_of(config: Config) -> Callable[[Config, Weights], Program]:
     return partial(naming_missing, import_module(f"tarnn.families.{FAMILIES[name]}").program)
 
 
-def naming_missing(program: Callable[[Config, Weights], Program], config: Config, weights: Weights) -> Program:
+def naming_missing(program: Callable[[Config, Weights], Written], config: Config, weights: Weights) -> Written:
     """Write a program. Where weights are missing, the UserError names the first ten."""
     try:
         return program(config, weights)
@@ -104,10 +106,7 @@ def program_of_text(config: Config, weights: Weights) -> Program:
 def draft_program(config: Config, weights: Weights) -> Program | None:
     """Write the program of what makes drafts for a model; None where its family or its folder has none. Raises UserError."""
     name = DRAFTS.get(config.model_type)
-    if name is None:
-        return None
-    program: Program | None = import_module(f"tarnn.families.{name}").program(config, weights)
-    return program
+    return None if name is None else naming_missing(import_module(f"tarnn.families.{name}").program, config, weights)
 
 
 def open_program(folder: str | Path) -> Program:

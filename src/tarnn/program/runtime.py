@@ -139,13 +139,11 @@ class Runtime:
         *,
         inplace: bool = False,
         every: bool = False,
-        hidden: Tensor | None = None,
     ) -> tuple[Float[Tensor, "b p"] | Float[Tensor, "b t p"], AnyState]:
         """Read tokens (b, t): (logits (b, p) after each row's last token; the state after it), to the bit what t steps give.
 
         attention_mask (b, t): 0 for padding, anywhere; a row has one token at least. every: logits after each token, (b, t, p),
-        zeros at padding. hidden (t, n), of one row: what the head reads comes there. Memory is that of `ROWS` tokens, whatever t
-        is. Raises ValueError as a step does.
+        zeros at padding. Memory is that of `ROWS` tokens, whatever t is. Raises ValueError as a step does.
         """
         ids, real = check_tokens(token_ids, attention_mask, self.vocab_size)
         b, t = ids.shape
@@ -153,7 +151,7 @@ class Runtime:
         counts = [t] * b if real is None else real.sum(-1).tolist()
         checked = self._check(state, counts)
         self._check_length(state.position + torch.tensor(counts))
-        out = self.read(ids, real, state, checked.tensors, every=every, hidden=hidden)
+        out = self.read(ids, real, state, checked.tensors, every=every)
         return out, self._after(state, checked, counts)
 
     def verify(self, token_ids: Int[Tensor, "b t"], state: ModelState, *, inplace: bool = False) -> Pending:
@@ -175,23 +173,22 @@ class Runtime:
         after = partial(self._after, state, checked)
         return logged(self, ids, state, checked.tensors, extra, after)
 
-    def beside(
-        self,
-        tokens: Sequence[int],
-        rows: Float[Tensor, "t m"],
-        state: ModelState,
-        tensors: Sequence[Tensor],
-        hidden: Tensor,
-    ) -> Float[Tensor, "1 p"]:
-        """Read tokens of one row, to each of which `rows` are added (`embed(rows=True)`): the logits after the last.
+    def with_hidden(
+        self, token_ids: Int[Tensor, " t"], state: AnyState, beside: Float[Tensor, "t m"] | None = None
+    ) -> tuple[Float[Tensor, "1 p"], Float[Tensor, "t n"], AnyState]:
+        """Read tokens of one row, in place: (logits after the last one; what the head reads of each; the state after them).
 
-        hidden (t, n): what the head reads of each comes there. tensors: as in `run`.
+        beside: rows that are added to the tokens (`embed(rows=True)`). Memory is that of t tokens. Raises as a step does.
         """
+        ids, _ = check_tokens(token_ids[None], None, self.vocab_size)
+        state, counts, rows = _by_row(state), [ids.shape[1]], rows_of(ids, None)
+        checked = self._check(state, counts)
+        self._check_length(state.position + counts[0])
+        extra = self._extra(state, rows.positions(state.position), rows.sequences) if beside is None else beside
         out = torch.empty(1, self.num_outputs)
-        self._run(
-            torch.tensor(tokens), state, tensors, out, rows.contiguous(), torch.tensor([0, len(tokens)]), False, hidden
-        )
-        return out
+        hidden = torch.empty(counts[0], self.program.instructions[-1].inputs[0].size)
+        self._run(rows.ids, state, checked.tensors, out, extra, rows.starts, hidden=hidden)
+        return out, hidden, self._after(state, checked, counts)
 
     def over(self, state: ModelState, logits: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
@@ -215,14 +212,7 @@ class Runtime:
         self._run(ids, state, tensors, out, self._extra(state, state.position))
 
     def read(
-        self,
-        ids: Tensor,
-        real: Tensor | None,
-        state: ModelState,
-        tensors: Sequence[Tensor],
-        *,
-        every: bool = False,
-        hidden: Tensor | None = None,
+        self, ids: Tensor, real: Tensor | None, state: ModelState, tensors: Sequence[Tensor], *, every: bool = False
     ) -> Tensor:
         """Read checked tokens (b, t), of which those that are `real` count: what `prefill` returns. tensors: as in `run`."""
         b, t = ids.shape
@@ -234,9 +224,7 @@ class Runtime:
             out = last if logits is None else last.new_empty(len(rows.ids), self.num_outputs)
             keep = None if logits is not None or bool((rows.starts.diff() > 0).all()) else last.clone()
             extra = self._extra(state, rows.positions(state.position), rows.sequences)
-            self._run(
-                rows.ids, state, tensors, out, extra, rows.starts, every, None if hidden is None else hidden[part]
-            )
+            self._run(rows.ids, state, tensors, out, extra, rows.starts, every)
             if logits is not None:
                 logits[:, part][rows.real] = out
             elif keep is not None:  # a row that had no token here keeps what its last one gave
