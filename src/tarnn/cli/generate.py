@@ -109,9 +109,8 @@ def generate(
     Images are drawn into a PNG, side by side; with --complete each line is what was given, what was made of it, and
     the original. `tarnn eval` reports what held-out images cost, in bits per dimension.
 
-    Folders of others are taken, too: Llama, Mistral, Qwen2, Qwen3, Qwen3.5, Qwen3-Next (both with experts, too),
-    OLMo-hybrid, Mamba, Falcon-Mamba, Mamba-2, MiniMax, Jamba, RecurrentGemma, xLSTM, Zamba, Lara-mini, LFM2,
-    LFM2-MoE, LFM3 and RWKV-7, on the CPU; by default they sample as their generation_config.json says.
+    Folders of other models are taken, too, on the CPU: linear families of transformers, Llama and its like (all are in
+    docs/families.md). By default they sample as their generation_config.json says.
 
     On a CPU most models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or as int8
     or int4 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
