@@ -25,11 +25,7 @@ def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
         )
     for layer, row in zip(state.layers, expected, strict=True):
-        if isinstance(layer, RowCaches) and isinstance(row, KVCache):
-            fits = len(layer.rows) == batch_size and _fit(layer.rows, row)
-        else:
-            fits = type(layer) is type(row) and _fits(layer, row, batch_size)
-        if not fits:
+        if not _fits(layer, row, batch_size):
             wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
             raise UnfitState(
                 f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
@@ -37,44 +33,20 @@ def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -
             )
 
 
-def _fits(layer: State, row: State, batch_size: int) -> bool:
-    """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
-    if isinstance(layer, HybridState):
-        return all(
-            x.shape == (batch_size, *wanted.shape[1:])
-            and x.dtype == wanted.dtype
-            and x.device.type == "cpu"
-            and x.is_contiguous()
-            for x, wanted in zip(vars(layer).values(), vars(row).values(), strict=True)
-        )
-    tensors, dtypes = tensors_of(layer), [torch.float32]
-    expected = [(batch_size, *x.shape[1:]) for x in tensors_of(row)]
+def _fits(layer: State, row: State, rows: int) -> bool:
+    """As wide, and as the kernel reads it; how long a cache is does not matter, and one that all rows share may have a mask."""
+    if isinstance(layer, RowCaches) and isinstance(row, KVCache):
+        alike = len(layer.rows) == rows and len({x.k.dtype for x in layer.rows}) < 2
+        return alike and all(x.mask is None and _fits(x, row, 1) for x in layer.rows)
+    if type(layer) is not type(row):
+        return False
+    wanted = {name: (x.dtype, (rows, *x.shape[1:])) for name, x in vars(row).items() if isinstance(x, Tensor)}
     if isinstance(layer, KVCache):
-        expected = [(*x[:2], layer.capacity, x[3]) for x in expected]
-        dtypes.append(torch.bfloat16)
-    numbers = [x for x in tensors if x.dtype != torch.bool]  # all but a cache's mask
-    types = {x.dtype for x in numbers}
-    return (
-        [tuple(x.shape) for x in numbers] == expected
-        and len(types) < 2
-        and types.issubset(dtypes)
-        and all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)
-    )
-
-
-def _fit(rows: Sequence[KVCache], wanted: KVCache) -> bool:
-    """Compare caches of single rows with the wanted one; a server does so whenever its rows change."""
-    _, g, _, d = wanted.k.shape
-    e = wanted.v.shape[-1]
-    return all(
-        x.shape == (1, g, cache.capacity, width)
-        and x.dtype == rows[0].k.dtype
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and x.device.type == "cpu"
-        and x.is_contiguous()
-        for cache in rows
-        for x, width in ((cache.k, d), (cache.v, e))
-    ) and all(cache.mask is None for cache in rows)
+        dtype = layer.k.dtype if layer.k.dtype == torch.bfloat16 else torch.float32
+        wanted = {name: (dtype, (*shape[:2], layer.capacity, shape[3])) for name, (_, shape) in wanted.items()}
+    tensors = {name: x for name, x in vars(layer).items() if isinstance(x, Tensor)}
+    shapes = {name: (x.dtype, tuple(x.shape)) for name, x in tensors.items() if name != "mask"}
+    return shapes == wanted and all(x.device.type == "cpu" and x.is_contiguous() for x in tensors.values())
 
 
 def tensors_of(layer: State) -> list[Tensor]:

@@ -42,16 +42,14 @@ def check(
         report = tarnn.check("Qwen3.5-0.8B", "int8")   # or tarnn.check(model), a live one, patched or not
         assert not report.failed, report
 
-    Rows of random tokens are computed alone, in a batch, padded on either side, packed, with a cache, in pieces and token by
-    token. Of a live model its own `forward` is checked, and tarnn's runtime compared with it. Of a folder the runtime is
-    checked, and compared with its definition and with the model of transformers, or of tarnn, in PyTorch.
+    Rows of random tokens are computed in all the ways of `tarnn.laws.ways`. Of a live model its own `forward` is checked, and
+    tarnn's runtime compared with it; of a folder the runtime, which is compared with its definition and with PyTorch's model.
 
     weights: formats of a folder's weights, float32 | bfloat16 | int8 | int4; None: as saved. also: of a folder check also
-    `transformers`' own model, or that one `patched` with tarnn's ops. tokens: how long the rows are. report: called with a line
-    before each part.
+    `transformers`' own model, or that one `patched` with tarnn's ops. tokens: how long the rows are. report: called with lines.
 
-    Returns a `Report`, whose `failed` are the results that failed, and which prints as a page. What can't be checked is skipped,
-    with the reason. Raises UserError, a ValueError, for a source that holds no language model, and for other tokens.
+    Returns a `Report`, which prints as a page. What can't be checked is skipped, with the reason. Raises UserError, a ValueError,
+    for a source that holds no language model, and for other tokens.
     """
     if wrong := [x for x in also if x not in ALSO]:
         raise UserError(f"also must be of {', '.join(ALSO)}; got {wrong[0]!r}.")

@@ -15,7 +15,6 @@ from tarnn.models.state import ModelState
 from tarnn.program.definition import new_states, run
 from tarnn.program.extra import extra_rows
 from tarnn.program.instructions import Program
-from tarnn.program.recurrent import RowState
 from tarnn.program.runtime import Runtime
 from tarnn.program.state import tensors_of
 
@@ -75,12 +74,11 @@ def defined(program: Program, ids: Tensor, dtype: torch.dtype, *, states: bool =
     """Compute rows by the program's definition. Raises UserError for a program without weights of its own."""
     if not program.instructions[-1].weights:
         raise UserError("a packed file has no weights that the definition could take.")
-    before, (b, t) = new_states(program, len(ids), dtype=dtype), ids.shape
+    b, t = ids.shape
     extra = extra_rows(program, torch.arange(t).repeat(b), None)
     extra = None if extra is None else extra.view(b, t, -1)
-    logits, after = run(program, ids, before, positions=[0] * b, extra=extra, dtype=dtype)
-    kept = states_of(program, after, [t] * b) if states else {}
-    return kept | {LOGITS: list(logits)}
+    logits, after = run(program, ids, new_states(program, b, dtype=dtype), positions=[0] * b, extra=extra, dtype=dtype)
+    return (states_of(program, after, [t] * b) if states else {}) | {LOGITS: list(logits)}
 
 
 def first_unlike(program: Program, outputs: dict[str, Tensor], limits: dict[str, float], ids: Tensor) -> str | None:
@@ -88,19 +86,17 @@ def first_unlike(program: Program, outputs: dict[str, Tensor], limits: dict[str,
 
     The program is cut behind each instruction in turn, which is slow: it runs where something is wrong already.
     """
-    ends = iter(range(2, len(program.instructions) + 1))
-    for name, x in outputs.items():
-        for end in ends:
-            cut = replace(program, instructions=program.instructions[:end])
-            if sum(view.size for view in cut.instructions[-1].outputs) != x.shape[1]:
-                continue
-            states: list[RowState] = new_states(program, 1)
-            out = run(cut, ids, states, positions=[0])[0][0]
-            if out.shape == x.shape and float((out.double() - x.double()).abs().max()) <= limits.get(name, 0.0):
-                break
-        else:
-            return name
-    return None
+
+    def gives(end: int, x: Tensor, limit: float) -> bool:
+        cut = replace(program, instructions=program.instructions[:end])
+        if sum(view.size for view in cut.instructions[-1].outputs) != x.shape[1]:
+            return False
+        out = run(cut, ids, new_states(program, 1), positions=[0])[0][0]
+        return float(difference([out], [x]).max()) <= limit
+
+    ends = iter(range(2, len(program.instructions) + 1))  # each layer is looked for behind the one before
+    names = (name for name, x in outputs.items() if not any(gives(end, x, limits.get(name, 0.0)) for end in ends))
+    return next(names, None)
 
 
 def against_definition(running: Running, saved: torch.dtype, law: str, rows: list[Tensor]) -> Result:

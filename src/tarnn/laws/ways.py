@@ -19,6 +19,7 @@ from tarnn.log import Log
 Stages = dict[str, list[Tensor]]
 Computed = tuple[list[Tensor], Stages]  # texts, and what a way computed of them
 LOGITS, STATE = "logits", "the state of "  # the name of a state's stage begins so
+NONE: dict[str, Callable[..., Result]] = {}
 STEPS = 4  # tokens that follow a prompt one by one
 BITS = "a compiled program promises the same bits in any company, pieces and padding"
 FACTOR = 4  # each of two ways may be off by the rounding, and by twice of what was measured
@@ -203,8 +204,11 @@ class Texts(NamedTuple):
     seed: int
     report: Log
 
-    def draw(self, runner: Runner) -> list[Tensor]:
-        """Draw rows as long as the longest and the steps behind it. Raises UserError for a model with fewer positions."""
+    def section(self, runner: Runner, comparisons: Mapping[str, Callable[..., Result]] = NONE) -> Section:
+        """Hold a runner to all laws, and compare it with others: functions of a law's name and the rows.
+
+        Rows are as long as the longest and the steps behind it. Raises UserError for a model with fewer positions.
+        """
         longest = max(self.lengths)
         runner.room = longest + STEPS
         if runner.limit is not None and runner.room > runner.limit:
@@ -216,13 +220,9 @@ class Texts(NamedTuple):
         if not len(usual):
             raise UserError(f"its vocabulary of {runner.vocab_size:,} tokens has special ones alone.")
         generator = torch.Generator().manual_seed(self.seed)
-        return [usual[torch.randint(len(usual), (runner.room,), generator=generator)] for _ in self.lengths]
-
-    def section(self, runner: Runner, comparisons: Mapping[str, Callable[..., Result]] | None = None) -> Section:
-        """Hold a runner to all laws, and compare it with others: functions of a law's name and the rows."""
-        rows = self.draw(runner)
+        rows = [usual[torch.randint(len(usual), (runner.room,), generator=generator)] for _ in self.lengths]
         self.report(f"tarnn: {runner.name}")
         limits, origin = ({LOGITS: 0.0}, BITS) if runner.exact else rounding(runner, rows)
         results = [attempt(law, partial(hold, runner, law, rows, self.lengths, limits[LOGITS])) for law in LAWS]
-        results += [attempt(law, partial(compare, law, rows)) for law, compare in (comparisons or {}).items()]
+        results += [attempt(law, partial(compare, law, rows)) for law, compare in comparisons.items()]
         return Section(runner.name, limits[LOGITS], origin, tuple(results))
