@@ -53,9 +53,9 @@ def measure(options, found: dict[str, Any], keep: Callable[[], None]) -> None:
         head = runtime.program.instructions[-1].weights["weight"].float()
         kept = {name: (x, size is not None) for name, size in HEADS.items() for x in [rounded(head, name, size)]}
         rows, num_bytes = held_out(lm, options.books, options.rows, options.length)
-        nats, counted, hidden = dict.fromkeys(HEADS, 0.0), 0, torch.empty(rows.shape[1], head.shape[1])
+        nats, counted = dict.fromkeys(HEADS, 0.0), 0
         for ids in rows:
-            runtime.prefill(ids[None], runtime.new_state(1, len(ids)), hidden=hidden)
+            _, hidden, _ = runtime.with_hidden(ids, runtime.new_state(1, len(ids)))
             for name, (weight, in_bytes) in kept.items():
                 logits = (as_bytes(hidden[:-1]) if in_bytes else hidden[:-1]) @ weight.T
                 nats[name] += cross_entropy(logits.float(), ids[1:], reduction="sum").item()
