@@ -76,6 +76,9 @@ experts), Mamba-2 and OLMo-hybrid, trained with tarnn and saved by `save_pretrai
 Padding behind a text and packed rows (`position_ids` that start anew, `cu_seq_lens_q` or `seq_idx`, as transformers' flattening
 collator makes them) are compared with the rows one by one, packed rows in gradients too. transformers has neither on a CPU.
 
+**Norms** (with a gate or without) and SwiGLU of Qwen3-Next, Qwen3.5, both with experts, OLMo-hybrid, Kimi Linear and LFM2 are
+one node of autograd each, in 16 bits too, and rounded once. Norms gated by a sigmoid stay transformers'.
+
 **In training** a model that gets labels makes no logits (Qwen3-Next, Qwen3.5, OLMo-hybrid, LFM2): its head and
 `ForCausalLMLoss` are computed together, by blocks of rows. `outputs.logits`, or `outputs["logits"]`, are computed when they
 are read. All logits are made as before in evaluation, with `return_dict=False`, for part of them (`logits_to_keep`), with a

@@ -17,12 +17,17 @@ TARNN_INLINE Vec<T> read(const T* p, Index there) {
   return read_as<Same<T>>(p, there);
 }
 
+template <typename Format>
+TARNN_INLINE void write_as(typename Format::Stored* p, Vec<typename Format::Wide> x, Index there) {
+  if (there >= width<typename Format::Wide>) return Format::store(p, x);
+  typename Format::Stored lanes[width<typename Format::Wide>];
+  Format::store(lanes, x);
+  for (Index i = 0; i < there; ++i) p[i] = lanes[i];
+}
+
 template <typename T>
 TARNN_INLINE void write(T* p, Vec<T> x, Index there) {
-  if (there >= width<T>) return store(p, x);
-  T lanes[width<T>];
-  store(lanes, x);
-  for (Index i = 0; i < there; ++i) p[i] = lanes[i];
+  write_as<Same<T>>(p, x, there);
 }
 
 /// f(vectors, whether they are a part of one, first column) over e columns, the first two as constants.

@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU's product: against their formulas in float64, by compiled kernels and by PyTorch."""
+"""RMSNorm, with a gate too, and SwiGLU's product: against their formulas in float64, by compiled kernels and by PyTorch."""
 
 import math
 from types import SimpleNamespace
@@ -26,15 +26,25 @@ def norm_of(x, weight):
     return rms_norm(x, weight, 1e-6)
 
 
-def inverse_rms(x, weight):
+def gated_norm(x, weight, gate):
+    return rms_norm(x, weight, 1e-6, gate)
+
+
+def formula_of_gated_norm(x, weight, gate):
+    return formula_of_norm(x, weight, 1e-6) * functional.silu(gate)
+
+
+def inverse_rms(x, weight, gate=None):
     return (x.square().mean(-1) + 1e-6).rsqrt()
 
 
 CASES = [
     (norm_of, lambda x, w: formula_of_norm(x, w, 1e-6), lambda shape: (shape, shape[-1:])),
     (swiglu, formula_of_swiglu, lambda shape: (shape, shape)),
+    (gated_norm, formula_of_gated_norm, lambda shape: (shape, shape[-1:], shape)),
 ]
-FACTORS = [inverse_rms, lambda gate, up: torch.ones(())]  # what else is a factor of a case's gradients
+NAMES = ["rms_norm", "swiglu", "gated_norm"]
+FACTORS = [inverse_rms, lambda gate, up: torch.ones(()), inverse_rms]  # what else is a factor of a case's gradients
 
 
 def with_gradients(f, inputs, grad):
@@ -45,10 +55,10 @@ def with_gradients(f, inputs, grad):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
-    ("f", "formula", "shapes", "factor"), [(*case, x) for case, x in zip(CASES, FACTORS)], ids=["rms_norm", "swiglu"]
+    ("f", "formula", "shapes", "factor"), [(*case, x) for case, x in zip(CASES, FACTORS)], ids=NAMES
 )
 def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, factor, shape):
-    """In float64 to the last digits; in float32 the error is at most twice that of PyTorch's own operations.
+    """In float64 to the last digits; in others the error is at most twice that of PyTorch's own operations.
 
     Where it may be less than a rounding of the terms that a gradient is summed of: those are as large as their factors.
     """
@@ -57,18 +67,32 @@ def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, facto
     expected = with_gradients(formula, exact, grad)
     for x, y in zip(with_gradients(f, exact, grad), expected):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
-    small = [x.float() for x in exact]
-    expected = with_gradients(formula, [x.double() for x in small], grad.float().double())
-    with library.disabled():
-        plain = with_gradients(f, small, grad.float())
-    factors = (*small, grad, factor(*small))
-    size = math.prod(max(x.abs().amax().item(), 1.0) for x in factors) if grad.numel() else 0.0
-    for x, y, z in zip(with_gradients(f, small, grad.float()), expected, plain):
-        tiny = torch.finfo(torch.float32).eps * size
-        assert (x - y).norm() <= 2 * (z - y).norm() + tiny
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        small, of_y = [x.to(dtype) for x in exact], grad.to(dtype)
+        expected = with_gradients(formula, [x.double() for x in small], of_y.double())
+        with library.disabled():
+            plain = with_gradients(f, small, of_y)
+        factors = (*small, of_y, factor(*small))
+        size = math.prod(max(x.abs().amax().item(), 1.0) for x in factors) if grad.numel() else 0.0
+        for x, y, z in zip(with_gradients(f, small, of_y), expected, plain):
+            tiny = torch.finfo(torch.float32).eps * size
+            assert x.dtype == dtype
+            assert (x.double() - y).norm() <= 2 * (z.double() - y).norm() + tiny
 
 
-@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
+def test_a_weight_in_float32_is_not_rounded():
+    x, weight, gate = torch.randn(4, 48).bfloat16(), torch.randn(48), torch.randn(4, 48).bfloat16()
+    for given in ((x, weight), (x, weight, gate)):
+        f, formula = (norm_of, CASES[0][1]) if len(given) == 2 else (gated_norm, formula_of_gated_norm)
+        grad = torch.randn(4, 48).bfloat16()
+        found, expected = with_gradients(f, given, grad), with_gradients(formula, [x.double() for x in given], grad)
+        for a, b in zip(found, expected):
+            torch.testing.assert_close(a.double(), b, rtol=torch.finfo(a.dtype).eps, atol=1e-5)
+        with library.disabled():
+            torch.testing.assert_close(with_gradients(f, given, grad), found)
+
+
+@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=NAMES)
 def test_derivatives_of_both_orders(f, formula, shapes):
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes((3, 5))]
     assert torch.autograd.gradcheck(f, inputs)
@@ -98,8 +122,8 @@ def test_silu_is_finite_wherever_its_gate_is():
 
 
 def test_the_same_bits_on_any_number_of_threads():
-    x, weight, grad = torch.randn(3000, 96), torch.randn(96), torch.randn(3000, 96)
-    call = Call(x, weight, "rms_norm", 1e-6)
+    x, weight, gate, grad = (torch.randn(*s) for s in ((3000, 96), (96,), (3000, 96), (3000, 96)))
+    call = Call(x, weight, gate, "rms_norm", 1e-6)
     if kernels.refusal(call):
         pytest.skip(kernels.refusal(call))
     threads, found = torch.get_num_threads(), []
@@ -127,10 +151,10 @@ def test_any_strides_and_dtypes():
 @pytest.mark.compile
 @pytest.mark.one_path
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
+@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=NAMES)
 def test_torch_sees_through_them(f, formula, shapes):
     """torch.compile without a graph break, and torch.func."""
-    x, y = (torch.randn(s, requires_grad=True) for s in shapes((3, 8)))
-    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="aot_eager")(x, y), f(x, y))
-    loss = lambda x: f(x, y).square().sum()  # noqa: E731
+    x, *rest = (torch.randn(s, requires_grad=True) for s in shapes((3, 8)))
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="aot_eager")(x, *rest), f(x, *rest))
+    loss = lambda x: f(x, *rest).square().sum()  # noqa: E731
     torch.testing.assert_close(torch.func.grad(loss)(x), torch.autograd.grad(loss(x), x)[0])

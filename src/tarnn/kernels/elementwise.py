@@ -6,10 +6,11 @@ from torch import Tensor
 
 
 class Call(NamedTuple):
-    """rms_norm: x (…, n) and the weight y (n,); swiglu: the gate x and y, which it lets through, of one shape."""
+    """rms_norm: x (…, n), the weight y (n,) and a gate z, as x; swiglu: the gate x and y, which it lets through, of one shape."""
 
     x: Tensor
     y: Tensor
+    z: Tensor | None
     function: str
     eps: float | None = None  # of rms_norm; None: the smallest number with 1 + eps > 1 in x's dtype
 
@@ -22,3 +23,4 @@ class Outputs(NamedTuple):
 class Gradients(NamedTuple):
     x: Any
     y: Any
+    z: Any

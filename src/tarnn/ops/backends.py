@@ -38,7 +38,7 @@ def choices() -> dict[str, Choice]:
         "diagonal_scan": diagonal_scan.Call(x[0], x[0]),
         "selective_scan": selective_scan.Call(x[0], x[0], x[0, 0].mT, x[0, :, :, :1], x[0, :, :, :1]),
         "convolution": convolution.Call(x[0], x[0, 0].mT, None, None, None, None, True, False),
-        "elementwise": elementwise.Call(x, x, "swiglu"),
+        "elementwise": elementwise.Call(x, x, None, "swiglu"),
         "cross_entropy": cross_entropy.Call(x[0, 0], x[0, 0], n, n[0], -100),
         "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),
     }

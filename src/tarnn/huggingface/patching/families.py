@@ -10,6 +10,7 @@ from tarnn.huggingface.foreign_forward import foreign_generate, foreign_head
 from tarnn.huggingface.head_loss import head_with_loss
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
+from tarnn.huggingface.patching.elementwise import centered_norm_layer, mlp_layer, norm_layer
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
 from tarnn.huggingface.patching.hooks import Family, Hook, on_cpu
 from tarnn.huggingface.patching.lightning import lightning_layer, lightning_model
@@ -135,6 +136,13 @@ def _scan_layer(name: str) -> Hook:
     )
 
 
+def _around(short: str, first: str = "x", gated: bool = True, **mlp: str) -> tuple[Hook, ...]:
+    """Hook the norms and SwiGLU of a family. Norms call their argument `first`; those of an `x` are centered."""
+    norm = Hook(f"{short}RMSNorm.forward", centered_norm_layer if first == "x" else norm_layer, f"self {first}")
+    gate = Hook(f"{short}RMSNormGated.forward", norm_layer, "self hidden_states gate")
+    return norm, *[gate] * gated, Hook(f"{short}MLP.forward", mlp_layer(**mlp), "self x")
+
+
 def _with_step(short: str, family: Family, router: str = "") -> Family:
     """A family that has a fused step: its head asks it first, and `generate` enters it. Training makes no logits."""
     arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
@@ -171,11 +179,26 @@ _MAMBA_2 = (
 FAMILIES = (
     _with_step(
         "Qwen3Next",
-        _family("Qwen3-Next", "qwen3_next", GATED_DELTA, "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
+        _family(
+            "Qwen3-Next",
+            "qwen3_next",
+            (*GATED_DELTA, *_around("Qwen3Next")),
+            "Qwen3NextGatedDeltaNet",
+            "Qwen3NextModel",
+        ),
         " output_router_logits",
     ),
-    _with_step("Qwen3_5", _family("Qwen3.5", "qwen3_5", GATED_DELTA, "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel")),
-    _family("Qwen3.5-MoE", "qwen3_5_moe", GATED_DELTA, "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
+    _with_step(
+        "Qwen3_5",
+        _family("Qwen3.5", "qwen3_5", (*GATED_DELTA, *_around("Qwen3_5")), "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    ),
+    _family(
+        "Qwen3.5-MoE",
+        "qwen3_5_moe",
+        (*GATED_DELTA, *_around("Qwen3_5Moe")),
+        "Qwen3_5MoeGatedDeltaNet",
+        "Qwen3_5MoeTextModel",
+    ),
     Family(
         "Qwen4-exp",
         "qwen4_exp",
@@ -192,12 +215,35 @@ FAMILIES = (
         ),
     ),
     _with_step(
-        "OlmoHybrid", _family("OLMo-hybrid", "olmo_hybrid", GATED_DELTA, "OlmoHybridGatedDeltaNet", "OlmoHybridModel")
+        "OlmoHybrid",
+        _family(
+            "OLMo-hybrid",
+            "olmo_hybrid",
+            (*GATED_DELTA, *_around("OlmoHybrid", "hidden_states")),
+            "OlmoHybridGatedDeltaNet",
+            "OlmoHybridModel",
+        ),
     ),
-    _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
+    _family(
+        "Kimi Linear",
+        "kimi_linear",
+        (*CHANNEL_DELTA, *_around("KimiLinear", "hidden_states", gated=False)),
+        "KimiLinearDeltaAttention",
+        "KimiLinearModel",
+    ),
     _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
     _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),
-    _with_step("Lfm2", _family("LFM2", "lfm2", CONVOLUTION, "Lfm2ShortConv", "Lfm2Model", recurrent=False)),
+    _with_step(
+        "Lfm2",
+        _family(
+            "LFM2",
+            "lfm2",
+            (*CONVOLUTION, *_around("Lfm2", "hidden_states", gated=False, gate="w1", up="w3", down="w2")),
+            "Lfm2ShortConv",
+            "Lfm2Model",
+            recurrent=False,
+        ),
+    ),
     _family("LFM2-MoE", "lfm2_moe", CONVOLUTION, "Lfm2MoeShortConv", "Lfm2MoeModel", recurrent=False),
     _family("LFM3", "lfm3", CONVOLUTION, "Lfm3ShortConv", "Lfm3Model", recurrent=False),
     Family("Inkling", "inkling", (*CONVOLUTION, *_inkling("Inkling"))),
