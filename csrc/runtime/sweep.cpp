@@ -229,7 +229,7 @@ class Sweep {
       finish(row, unit);
     }, then);
     team_.phase(count_ * units, [&](Index i) { place(i / units, i % units); }, [] {});
-    const Index together = smaller(call_.most_rows, rows_at_once), groups = (count_ + together - 1) / together;
+    const Index together = smaller(call_.most_rows, Softmax::tokens_at_once(p.op)), groups = (count_ + together - 1) / together;
     phase(groups * units * blocks, [&](Index i) {
       const Index begin = i / blocks / units * together, end = smaller(count_, begin + together);
       for (Index row = begin, n; row < end; row += n) {

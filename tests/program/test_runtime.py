@@ -1,6 +1,7 @@
 """The compiled runtime against the definition, and its law: a row's bits depend on its own tokens alone."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from support.drawn_programs import MIXERS, VOCABULARY, drawn_program
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.products import FORMATS
 from tarnn.program import definition, runtime as runtime_module
-from tarnn.program.recording import Recorder, apply, heads, norm, product, rotate, softmax
+from tarnn.program.recording import Recorder, apply, delta, heads, norm, product, rotate, softmax
 from tarnn.program.runtime import Runtime
 from tarnn.program.state import check_state
 
@@ -110,6 +111,80 @@ def test_a_long_cache_is_read_in_blocks_from_its_beginning(weights):
     for piece in (513, 97):
         (alone,) = read(runtime, rows[:1], [piece] * 12)
         assert torch.equal(alone, whole[0])
+
+
+class OneLayer:
+    """A recorder of one layer between an embedding, with positions of its own, and a head; its last token is no number."""
+
+    def __init__(self) -> None:
+        self.record, self.generator = Recorder(limit=2000), torch.Generator().manual_seed(3)
+        tokens = torch.cat([self.weight(29, 16), torch.full((1, 16), torch.nan)])
+        self.x = self.record.embed(tokens, places=self.weight(2000, 8), width=24)
+
+    def weight(self, *shape):
+        return torch.randn(shape, generator=self.generator)
+
+    def heads(self, n, width):
+        return heads(product(self.x, self.weight(n * width, 24) / 5), n)
+
+    def opened(self, y):
+        return Runtime(self.record.head(y, self.weight(30, y.size) / y.size**0.5))
+
+
+def one_softmax(q_heads, k_heads, d, e, latent=False):
+    one = OneLayer()
+    q, k, v = one.heads(q_heads, d), one.heads(k_heads, d), one.heads(k_heads, e)
+    return one.opened(softmax(q, k, e if latent else v, one.record.state("KVCache"), scale=d**-0.5))
+
+
+def has_the_bits_of_steps(runtime, ids, new_state, steps, pieces):
+    """Compare a prompt with steps from some place on, and then with pieces, each from one of `pieces` to the next."""
+    whole, _ = runtime.prefill(ids, new_state(), every=True)
+    _, state = runtime.prefill(ids[:, :steps], new_state())
+    for i in range(steps, pieces[0]):
+        logits, state = runtime(ids[:, i], state, inplace=True)
+        assert torch.equal(logits[0], whole[0, i])
+    for begin, end in zip(pieces, pieces[1:], strict=False):
+        logits, state = runtime.prefill(ids[:, begin:end], state, every=True)
+        assert torch.equal(logits[0], whole[0, begin:end])
+
+
+def some_ids(n):
+    return torch.randint(29, (1, n), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 64, 64), (4, 1, 256, 256), (6, 2, 20, 33), (3, 3, 7, 48), (16, 1, 40, 24, True)], ids=str
+)
+def test_keys_that_many_queries_read_give_the_bits_of_steps(sizes, cache):
+    """Prompts turn keys around; pieces end within blocks of 512 keys and at them, and a step reads one token."""
+    runtime = one_softmax(*sizes)
+    new_state = partial(runtime.new_state, 1, 620, cache)
+    has_the_bits_of_steps(runtime, some_ids(620), new_state, 440, (450, 457, 512, 513, 620))
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 128, 128), (1, 3, 64, 72), (4, 2, 20, 19)], ids=str)
+@pytest.mark.parametrize("channels", [False, True])
+def test_tokens_that_share_passes_over_a_state_give_the_bits_of_steps(sizes, channels):
+    k_heads, v_heads, d, e = sizes
+    one, n = OneLayer(), max(k_heads, v_heads)
+    q, k = (norm(one.heads(k_heads, d), eps=1e-6, kind="l2") for _ in range(2))
+    log_decay = apply(apply(one.heads(n, d if channels else 1), "softplus"), "neg") * 0.1
+    beta = apply(one.heads(n, 1), "sigmoid")
+    state = one.record.state("DeltaState")
+    runtime = one.opened(delta(q, k, one.heads(v_heads, e), beta, state, log_decay=log_decay))
+    has_the_bits_of_steps(runtime, some_ids(110), partial(runtime.new_state, 1), 20, (30, 32, 45, 46, 110))
+
+
+def test_what_is_no_number_stays_with_later_tokens():
+    """A token that is NaN is seen by itself and those behind it, in a tile of queries, too."""
+    runtime, ids = one_softmax(2, 2, 16, 16), some_ids(100)
+    clean, _ = runtime.prefill(ids, runtime.new_state(1, 100), every=True)
+    ids[0, 41] = 29
+    logits, _ = runtime.prefill(ids, runtime.new_state(1, 100), every=True)
+    assert torch.equal(logits[0, :41], clean[0, :41])
+    assert logits[0, 41:].isnan().all()
 
 
 @pytest.mark.parametrize("layers", [1, 3])

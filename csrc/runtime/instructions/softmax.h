@@ -13,13 +13,16 @@ namespace TARNN_ISA {
 class Softmax {
  public:
   struct Room {
-    Index ldx;
+    Index queries, ldx;
     float *x, *scores;
-    Room(Scratch& scratch, const Instruction& of) : ldx(apart(of.in().width)) {
-      const Index n = rows_at_once * (of.in(0).heads / of.in(1).heads);
-      x = scratch.take<float>(n * ldx), scores = scratch.take<float>(n * keys_a_block);
-    }
+    ManyRoom many;
+    Room(Scratch& scratch, const Instruction& of)
+        : queries(tokens_at_once(of) * (of.in(0).heads / of.in(1).heads)), ldx(apart(of.in().width)), x(scratch.take<float>(queries * ldx)),
+          scores(scratch.take<float>(queries * scores_apart)), many(scratch, queries, of.in().width, of.out().width) {}
   };
+
+  /// As many as make a tile of queries that turned keys are worth.
+  static Index tokens_at_once(const Instruction& x) { return std::max(rows_at_once, 64 / (x.in(0).heads / x.in(1).heads)); }
 
   Softmax(const Instruction& x, const View& at) : Softmax(x, at, 0, at.unit) {}
   Softmax(const Instruction& x, const View& at, Index first, Index head)
@@ -49,7 +52,7 @@ class Softmax {
       if (scale == 1.f) std::copy_n(from, d_, q);
       else for (Index c = 0; c < d_; ++c) q[c] = from[c] * scale;
     }
-    const Queries queries = {rows, r_, room.ldx, parts(row, 1) - parts(row, 0), at_.frame.ld_parts, room.x, room.scores, parts(row, 0) + block * partial_size(e_)};
+    const Queries queries = {rows, r_, room.ldx, parts(row, 1) - parts(row, 0), at_.frame.ld_parts, room.x, room.scores, parts(row, 0) + block * partial_size(e_), room.many};
     attend_block(before, head_, d_, e_, block, queries);
   }
 
