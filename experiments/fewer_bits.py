@@ -108,7 +108,7 @@ def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
         "kept. The bytes are those of the packed weights with a head in bfloat16, but in the first row."
     )
     rows = [
-        [weights, f"{x['bytes']:,}", *(f"{y:.4f} ({100 * (y / best - 1):+.2f} %)" for y in x["bits"].values())]
+        [weights, f"{x['bytes']:,}", *(f"{y:.4f} ({100 * (y / best - 1):+.3f} %)" for y in x["bits"].values())]
         for weights, x in formats.items()
     ]
     heads = [f"head in {name}" for name in HEADS]

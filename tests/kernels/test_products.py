@@ -8,7 +8,7 @@ from support.rounded_model import share_alike
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu.products import FORMATS, PANEL, Block
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.program.packing import VERSION
+from tarnn.program.packing import LARGE_HEAD, VERSION
 
 
 @pytest.mark.parametrize("group", [1, 4])
@@ -131,6 +131,21 @@ def test_whole_numbers_are_the_model_with_rounded_weights_and_activations(kind, 
     alike, worst = share_alike(model, FusedStep(model, kind), batch, steps=3 if batch > 20 else 9)
     assert alike > 0.6 or batch < 5
     assert worst < 0.02
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_large_head_is_in_int8_and_a_small_one_in_bfloat16(kind):
+    torch.manual_seed(0)
+    sizes = {}
+    for vocabulary in (LARGE_HEAD - 1, LARGE_HEAD):
+        model = TarnnForCausalLM(
+            TarnnConfig(vocab_size=vocabulary, hidden_size=72, num_hidden_layers=1, num_attention_heads=4)
+        ).eval()
+        step = FusedStep(model, kind)
+        assert share_alike(model, step, batch=13)[0] > 0.6
+        sizes[vocabulary] = step.runtime.packed.block.numel()
+    assert sizes[LARGE_HEAD - 1] - sizes[LARGE_HEAD] > 0.8 * 72 * LARGE_HEAD
 
 
 @pytest.mark.usefixtures("compiled")

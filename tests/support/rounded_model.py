@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from support.packed_weights import rounded, rounded_groups
+from tarnn.program.packing import LARGE_HEAD
 
 
 class RoundedLinear(nn.Module):
@@ -26,15 +27,19 @@ class RoundedLinear(nn.Module):
 
 
 def rounded_model(model, kind):
-    """The same model, with every matrix of its layers rounded but those of decays; its head is in bfloat16."""
+    """The same model, with every matrix of its layers rounded but those of decays; a large head in int8, others in bfloat16."""
     made = copy.deepcopy(model)
     for layer in made.model.layers:
         for place, module in list(layer.named_modules()):
             for name, child in module.named_children():
                 if isinstance(child, nn.Linear) and not place.endswith("decay"):
                     setattr(module, name, RoundedLinear(child, kind))
-    head = made.lm_head if hasattr(made, "lm_head") else made.head
-    head.weight = nn.Parameter(head.weight.detach().bfloat16().float())
+    name = "lm_head" if hasattr(made, "lm_head") else "head"
+    head = getattr(made, name)
+    if len(head.weight) >= LARGE_HEAD:
+        setattr(made, name, RoundedLinear(head, "int8"))
+    else:
+        head.weight = nn.Parameter(head.weight.detach().bfloat16().float())
     return made
 
 

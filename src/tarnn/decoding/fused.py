@@ -51,7 +51,7 @@ class FusedStep(ProgramStep):
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them, states and all else are
     float32. None: bfloat16 for a model in bfloat16, else float32, so that no weight is rounded. With int8 and int4, rows of
-    activations become bytes too (see `tarnn.kernels.cpu.products`), and the head is bfloat16.
+    activations become bytes too (see `tarnn.kernels.cpu.products`), and the head is int8, a small one bfloat16.
     copy_tokens: False shares the table of embeddings, which stays in the model's type, with a model that is written no more.
 
     The copy is made here, once, and never follows the model: a step goes on with the weights of its making, whatever

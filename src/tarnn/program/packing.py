@@ -19,6 +19,9 @@ from tarnn.program.slots import Slots
 
 VERSION = 4  # of the numbers; csrc/runtime/program.h has the same
 NO_LIMIT = 2**62
+LARGE_HEAD = (
+    4096  # outputs from which on a head is int8 beside int8 and int4 weights: few bytes are saved by smaller ones
+)
 NUMBERS, GROWS, COUNTS = 0, 1, 2  # what a state has, as csrc/runtime/program.h says
 KINDS = [
     "nothing",
@@ -115,7 +118,9 @@ class Packer:
         """Return how its matrices are kept: exact ones lose nothing of the type in which the model has them."""
         if self.format == "float32" or not (x.exact or x.kind == "head"):
             return self.format
-        return "bfloat16" if x.kind == "head" or x.products[0][0].dtype == torch.bfloat16 else "float32"
+        if x.kind == "head":
+            return "int8" if self.format != "bfloat16" and len(x.products[0][0]) >= LARGE_HEAD else "bfloat16"
+        return "bfloat16" if x.products[0][0].dtype == torch.bfloat16 else "float32"
 
     def _group_products(self) -> dict[int, tuple[int, int]]:
         """Products of one input, kept alike, are one matrix, which writes a register of their outputs side by side.

@@ -74,9 +74,9 @@ class Runtime:
         logits, state = runtime(token_ids, state)
 
     weights: float32 | bfloat16 | int8 | int4, how the matrices of products are kept; sums and states are float32. With int8 and
-    int4 the rows that a product reads become bytes too. The head is bfloat16 then; exact products keep their digits. Several
-    threads may call it at once, each with a state of its own. packed: the program as `pack` returned it before; only its outline
-    is read then.
+    int4 the rows that a product reads become bytes too; the head is int8 then, a small one bfloat16, and exact products keep
+    their digits. Several threads may call it at once, each with a state of its own. packed: the program as `pack` returned it
+    before; only its outline is read then.
 
     Raises Unavailable, a RuntimeError, where the kernels can't be used, and ValueError for an unknown format.
     """
