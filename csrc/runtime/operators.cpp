@@ -48,7 +48,7 @@ Index program_open(Tensor numbers, Tensor block, std::vector<Tensor> tables) {
     if (x.dim() != 2 || x.stride(1) != 1 || x.stride(0) != x.size(1)) throw std::runtime_error("tables are contiguous, of rows and columns.");
     rows.push_back({x.const_data_ptr(), x.scalar_type(), x.size(0), x.size(1)});
     const Type type = x.scalar_type();
-    if (!x.has_float32() && type != Type::bfloat16) throw std::runtime_error("tables are float32 or bfloat16.");
+    if (!x.has_float32() && type != Type::bfloat16 && type != Type::float16) throw std::runtime_error("tables are float32, bfloat16 or float16.");
   }
   const auto* from = static_cast<const Index*>(numbers.const_data_ptr());
   const void* at = block.const_data_ptr();

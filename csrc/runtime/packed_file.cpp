@@ -64,7 +64,7 @@ Entry entry(const Json& header, const char* name, const char* data, Index bytes)
   if (places.items.size() != 2) throw std::runtime_error(std::string(name) + " has no place");
   const Index end = places.items[1].whole(0, bytes), begin = places.items[0].whole(0, end);
   Entry e{data + begin, end - begin, x["dtype"].text, {}};
-  Index size = e.dtype == "I64" ? 8 : e.dtype == "F32" ? 4 : e.dtype == "BF16" ? 2 : e.dtype == "U8" ? 1 : 0;
+  Index size = e.dtype == "I64" ? 8 : e.dtype == "F32" ? 4 : e.dtype == "BF16" || e.dtype == "F16" ? 2 : e.dtype == "U8" ? 1 : 0;
   for (const Json& n : x["shape"].items) {
     e.shape.push_back(n.whole(0, Index(1) << 40));
     if (__builtin_mul_overflow(size, e.shape.back(), &size)) size = -1;
@@ -78,8 +78,8 @@ std::vector<Table> tables_of(const Json& header, const char* data, Index bytes) 
   for (const char* name : {"table.0", "table.1"}) {
     if (!header.has(name)) break;
     const Entry x = entry(header, name, data, bytes);
-    const Type type = x.dtype == "F32" ? Type::float32 : Type::bfloat16;
-    if ((x.dtype != "F32" && x.dtype != "BF16") || x.shape.size() != 2 || reinterpret_cast<std::uintptr_t>(x.at) % static_cast<std::size_t>(bytes_of(type)))
+    const Type type = x.dtype == "F32" ? Type::float32 : x.dtype == "F16" ? Type::float16 : Type::bfloat16;
+    if ((x.dtype != "F32" && x.dtype != "F16" && x.dtype != "BF16") || x.shape.size() != 2 || reinterpret_cast<std::uintptr_t>(x.at) % static_cast<std::size_t>(bytes_of(type)))
       throw std::runtime_error(std::string(name) + " is no table");
     tables.push_back({x.at, type, x.shape[0], x.shape[1]});
   }

@@ -59,6 +59,16 @@ def test_logits_and_states_are_the_folders(folder, tmp_path, weights):
     assert torch.equal(*outputs)
 
 
+def test_embeddings_in_float16_stay_so(tmp_path):
+    TarnnForCausalLM.from_pretrained(own(tmp_path / "tiny")).half().save_pretrained(tmp_path / "tiny")
+    pack_folder(tmp_path / "tiny", tmp_path / "x.tarnn")
+    tables, lm = read_packed(tmp_path / "x.tarnn").packed.tables, tarnn.load(tmp_path / "x.tarnn")
+    assert [x.dtype for x in tables] == [torch.float16] * 2
+    wide = TarnnForCausalLM.from_pretrained(tmp_path / "tiny").float().eval()
+    logits = lm.opened.prefill(IDS, lm.opened.new_state(2, 24), every=True)[0]
+    assert torch.allclose(logits, wide(IDS).logits, atol=1e-4)
+
+
 def test_what_is_said_of_it_is_the_folders(folder, tmp_path):
     """Text, facts and states: all but that it is packed."""
     pack_folder(folder, tmp_path / "x.tarnn")

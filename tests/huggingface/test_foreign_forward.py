@@ -64,12 +64,11 @@ def test_the_same_text(model, tokens, way):
     assert torch.equal(generated(model, x, "float32", **WAYS[way]), expected)
     assert tokens == [12, *[1] * 19]
     assert torch.equal(model.generate(x, **LONG), generated(model, x, None))
-    assert tokens[20:] == [1] * 11  # by default after some tokens
+    assert tokens[20:] == tokens[:20]  # by default, too
 
 
 @torch.no_grad()
 def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
-    """By FusedStep; `generate` goes on by forward, and says so."""
     assert why_not_fused(model) is None
     logits, wide = [], copy.deepcopy(model)
     wide.load_state_dict(model.bfloat16().state_dict())
@@ -81,12 +80,70 @@ def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
     assert torch.equal(*logits)
 
 
-def test_generate_of_a_model_in_bfloat16_says_why_it_computes_by_forward(model, tokens):
-    model.bfloat16()
-    with pytest.warns(UserWarning, match="by forward: its weights are torch.bfloat16"), fused_forward(model):
-        model.generate(TOKENS[:2, :12], **LONG)
-    assert not tokens
-    assert why_not_fused(model).startswith("its weights are torch.bfloat16")
+SIXTEEN = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float32",
+}  # and the format in which weights are packed by default
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+@pytest.mark.parametrize("dtype", SIXTEEN)
+def test_in_16_bits_a_model_writes_what_its_folder_does(model, dtype, weights, tokens, tmp_path):
+    """`generate`, `tarnn.load(model)` and `tarnn.load(folder)`: logits to the bit, states of recurrences in float32."""
+    model.to(dtype).save_pretrained(tmp_path)
+    kind, x = (SIXTEEN[dtype] if weights == "stored" else weights), TOKENS[:1, :12]
+    folder = tarnn.load(tmp_path, None if weights == "stored" else weights, tokenizer=object()).opened
+    live = tarnn.load(model, None if weights == "stored" else weights, tokenizer=object()).opened
+    assert folder.weights == live.weights == kind
+    assert torch.equal(*(opened.prefill(x, opened.new_state(1, 12), every=True)[0] for opened in (folder, live)))
+    del tokens[:]
+    options = {"return_dict_in_generate": True, "output_logits": True, "use_cache": True}
+    out = generated(model, x, weights, **options)
+    assert tokens == [12, *[1] * 19]
+    state = folder.new_state(1, 40, cache_dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    step, text = folder.prefill(x, state, inplace=True), out.sequences[0, 12:].tolist()
+    for token, found in zip(text, out.logits, strict=True):
+        assert torch.equal(found, step[0])
+        step = folder.step(torch.tensor([token]), step[1], inplace=True)
+    for layer in cache_of(out).layers:
+        if not hasattr(layer, "recurrent_states"):
+            assert layer.keys.dtype == dtype
+            continue
+        S = layer.recurrent_states[0]
+        assert S is None or S.dtype == torch.float32
+        assert layer.conv_states[0].dtype == dtype
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dtype", SIXTEEN)
+def test_in_16_bits_forward_and_the_step_go_on_with_each_other(model, dtype, padded):
+    """In turns on one cache: no further from the model in float32 than twice what `forward` alone is."""
+    if getattr(model.config, "num_experts", 0):
+        pytest.skip("a token between two experts may get the other one")
+    model.to(dtype)
+    wide, mask, at = copy.deepcopy(model).float(), torch.ones_like(TOKENS[:, :40]), 0
+    if padded:
+        mask[0, :4] = 0
+    ways = {"both": model, "forward": model, "wide": wide}
+    caches = {way: DynamicCache(config=model.config) for way in ways}
+    errors = {"both": 0.0, "forward": 0.0}
+    for i, n in enumerate([6, 1, 1, 1, 9, 1, 1, 7, 1, 1, 1, 1, 2, 1]):
+        piece = TOKENS[:, at : at + n]
+        at += n
+        options = {"attention_mask": mask[:, :at], "use_cache": True}
+        if model.config.model_type != "mamba2":
+            options["position_ids"] = mask[:, :at].cumsum(-1)[:, -n:] - 1
+        logits = {}
+        for way, each in ways.items():
+            by_step = way == "both" and i not in (2, 5, 6, 9)
+            with fused_forward(each, "stored" if by_step else None):
+                logits[way] = each(piece, **as_called(each.forward, caches[way]), **options).logits.float()
+        real = mask[:, at - n : at].bool()
+        for way in errors:
+            errors[way] = max(errors[way], float((logits[way] - logits["wide"])[real].abs().max()))
+    assert 0 < errors["both"] <= 2 * errors["forward"]
 
 
 @torch.no_grad()

@@ -12,9 +12,11 @@ from support.linear_families import linear_model
 from transformers import DynamicCache
 
 from tarnn import patch_transformers
+from tarnn.decoding import kept
 from tarnn.decoding.fused import FusedStep
-from tarnn.huggingface import fused_forward as file, why_not_fused as of_reasons
-from tarnn.huggingface.fused_forward import WARMUP_TOKENS, fused_forward
+from tarnn.decoding.program_step import ProgramStep
+from tarnn.huggingface import fused_forward as file
+from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.huggingface.why_not_fused import why_not_fused
 from tarnn.kernels.cpu import library
 from tarnn.program import runtime
@@ -38,8 +40,8 @@ def model(kind, make_model):
 @pytest.fixture
 def steps(monkeypatch):
     """The fused steps that were made, and the tokens that they were given."""
-    made, call = [], FusedStep.__call__
-    before = FusedStep.__init__
+    made, call = [], ProgramStep.__call__
+    before = ProgramStep.__init__
 
     def init(self, *args):
         made.append([])
@@ -50,8 +52,8 @@ def steps(monkeypatch):
         self.of_test.append(len(ids))
         return call(self, ids, *args, **options)
 
-    monkeypatch.setattr(FusedStep, "__init__", init)
-    monkeypatch.setattr(FusedStep, "__call__", counted)
+    monkeypatch.setattr(ProgramStep, "__init__", init)
+    monkeypatch.setattr(ProgramStep, "__call__", counted)
     return made
 
 
@@ -87,13 +89,31 @@ def test_logits_and_caches_are_those_of_forward(model, ids, padded):
             assert torch.allclose(a[name].float(), b[name].float(), rtol=1e-4, atol=1e-4)
 
 
-def test_short_texts_do_without_and_longer_ones_pack_once(make_model, ids, steps):
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_it_is_the_step_to_the_bit_and_forward_goes_on(kind, make_model, ids, steps, dtype):
+    model, x = make_model(kind).to(dtype), ids(2, 20)
+    step, cache = FusedStep(model), DynamicCache(config=model.config)
+    state = model.new_state(2, capacity=24)
+    assert why_not_fused(model) is None
+    with fused_forward(model):
+        for i, n in ((0, 8), (8, 1), (9, 1), (10, 5)):
+            found = model(x[:, i : i + n], cache=cache).logits
+            logits, state = step.prefill(x[:, i : i + n], state, every=True)
+            assert torch.equal(found, logits)
+    wide = make_model(kind)
+    wide.load_state_dict(model.state_dict())
+    expected = wide.float()(x).logits[:, 15:]
+    alone, after = model(x).logits[:, 15:], model(x[:, 15:], cache=cache).logits
+    errors = [(y.float() - expected).abs().max() for y in (after, alone)]
+    assert 0 < errors[0] <= 2 * errors[1]
+
+
+def test_each_text_has_a_step_from_its_first_token_on(make_model, ids, steps):
     model = make_model("hybrid").float()
-    model.generate(ids(2, 5), **LONG | {"max_new_tokens": WARMUP_TOKENS + 1})
-    assert not steps
     model.generate(ids(2, 5), **LONG)
-    model.generate(ids(1, 64 * WARMUP_TOKENS), **LONG | {"max_new_tokens": 3})  # a long prompt packs at once
-    assert [len(x) for x in steps] == [20 - 1 - WARMUP_TOKENS, 2]
+    model.generate(ids(1, 70), **LONG | {"max_new_tokens": 3})
+    assert [len(x) for x in steps] == [19, 2]
 
 
 def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids, steps, monkeypatch):
@@ -112,15 +132,15 @@ def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids,
     assert why_not_fused(model) is None
     assert not any(steps)
     steps.clear()
-    for module in (file, of_reasons):
-        monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(file, "available_bytes", lambda: 1000)
     assert torch.equal(model.generate(x, **LONG), expected)
     assert not steps
-    assert re.fullmatch(r"its weights are .* bytes, more than 1,000: request it .*", why_not_fused(model))
+    assert re.match(r"its packed weights take .* GB, .*: request it by", why_not_fused(model))
     with fused_forward(model):
         assert why_not_fused(model) is None
     assert torch.equal(generated(model, x, "float32"), expected)  # by request
     assert len(steps) == 1
+    assert why_not_fused(model) is None  # it is packed already
     assert "generate of Linear knows no fused step" in why_not_fused(torch.nn.Linear(2, 2))
     with patch_transformers(other := linear_model("Bamba")):
         assert why_not_fused(other).endswith("patch_transformers() Qwen3-Next, Qwen3.5, OLMo-hybrid, LFM2, Mamba-2")
@@ -178,7 +198,7 @@ def test_a_wrong_token_or_position_is_refused_in_a_sentence(make_model, ids):
         model(ids(1, 1), cache=cache)
         with pytest.raises(ValueError, match="up to 8 tokens"):
             model(ids(1, 1), cache=cache)
-    with pytest.raises(ValueError, match="int8, int4, or None; got 'int2'"), fused_forward(model, "int2"):
+    with pytest.raises(ValueError, match="int8, int4, stored, or None; got 'int2'"), fused_forward(model, "int2"):
         pass
 
 
@@ -331,7 +351,7 @@ def test_where_memory_is_short_the_model_takes_its_own_step(make_model, ids, mon
     def fails(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(FusedStep, "__init__", fails)
+    monkeypatch.setattr(kept, "Runtime", fails)
     assert torch.equal(model.generate(x, **LONG), expected)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.program_step import ProgramStep
 from tarnn.huggingface.fused_forward import fused_forward
 
 LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
@@ -20,13 +20,13 @@ def tokens(monkeypatch):
     """How many tokens of each row the fused steps were given, call by call."""
     given = []
     for name in ("__call__", "prefill"):
-        call = getattr(FusedStep, name)
+        call = getattr(ProgramStep, name)
 
         def counted(self, ids, *args, call=call, **options):
             given.append(1 if ids.ndim == 1 else ids.shape[1])
             return call(self, ids, *args, **options)
 
-        monkeypatch.setattr(FusedStep, name, counted)
+        monkeypatch.setattr(ProgramStep, name, counted)
     return given
 
 

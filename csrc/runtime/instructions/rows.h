@@ -33,8 +33,18 @@ TARNN_INLINE Vec<float> function_of(Function f, Vec<float> x) {
   }
 }
 
-/// A number of bfloat16.
-inline float widened(std::uint16_t x) { return __builtin_bit_cast(float, static_cast<std::uint32_t>(x) << 16); }
+/// put(first channel, numbers, how many are left) over a row of a table.
+template <typename F>
+inline void row_of(const Table& table, Index index, F put) {
+  const auto all = [&](auto format) {
+    using Format = decltype(format);
+    const auto* from = static_cast<const typename Format::Stored*>(table.at) + index * table.width;
+    for (Index i = 0; i < table.width; i += width<float>) put(i, read_as<Format>(from + i, table.width - i), table.width - i);
+  };
+  if (table.type == Type::bfloat16) return all(Bfloat16());
+  if (table.type == Type::float16) return all(Float16());
+  all(Same<float>());
+}
 
 /// tokens[id]·scale + places[position] + extra. Narrower tokens fill the first channels, narrower places the last. integers: table of places or −1.
 /// numbers: scale.
@@ -45,16 +55,11 @@ inline void embed(const Instruction& x, const View& at, Index row) {
   const float scale = x.number(0);
   float* to = at.at(x.out(), row);
   std::fill_n(to, n, 0.f);
-  const auto add = [&](const Table& table, Index index, Index first, auto put) {
-    for (Index i = 0; i < table.width; ++i) {
-      const Index place = index * table.width + i;
-      put(to[first + i], table.type == Type::bfloat16 ? widened(static_cast<const std::uint16_t*>(table.at)[place]) : static_cast<const float*>(table.at)[place]);
-    }
-  };
-  add(tokens, c.ids[of], 0, [&](float& y, float v) { y = scale == 1.f ? v : v * scale; });
+  row_of(tokens, c.ids[of], [&](Index i, Vec<float> v, Index left) { write(to + i, scale == 1.f ? v : v * scale, left); });
   if (x.integer(0) >= 0) {
     const Table& places = c.tables[x.integer(0)];
-    add(places, smaller(c.position(of), places.rows - 1), n - places.width, [](float& y, float v) { y += v; });
+    float* last = to + n - places.width;
+    row_of(places, smaller(c.position(of), places.rows - 1), [&](Index i, Vec<float> v, Index left) { write(last + i, read(last + i, left) + v, left); });
   }
   if (c.extra) for (Index i = 0; i < n; ++i) to[i] += c.extra[of * n + i];
 }

@@ -26,8 +26,8 @@ class ConvertedForward(ForeignForward):
 
     caches = (ConstantCache,)
 
-    def __init__(self, model: Any, weights: str | None, warmup_tokens: int):
-        super().__init__(model, weights, warmup_tokens)
+    def __init__(self, model: Any, weights: str | None, requested: bool):
+        super().__init__(model, weights, requested)
         self.modules = {getattr(x, "layer_idx", i): x for i, x in enumerate(attention_layers(model))}
         lengths = (x.options.get("far_until") for x in converted_layers(model).values() if x.feature_map is not None)
         self.calibrated_on = min((x for x in lengths if x is not None), default=None)
@@ -52,7 +52,7 @@ class ConvertedForward(ForeignForward):
         if type(layer) is not HybridCacheLayer:
             return super().layer_states(layer, likes, rows, num_tokens, mask)
         if layer.state is None:
-            return [new_state(like, rows, num_tokens) for like in likes]
+            return [new_state(like, rows, num_tokens, self.model.dtype) for like in likes]
         return layer.writable_state(num_tokens).parts
 
     def _is_left_padded(self, cache: Any, mask: Tensor, ids: Tensor) -> bool:

@@ -68,15 +68,23 @@ def program_of(model: nn.Module, *, anywhere: bool = False) -> Program:
     if type(model) is RwkvModel:  # its weights say all sizes
         check_unchanged(model, RwkvModel.from_weights(tensors))
         return program_of_weights(Weights.of(tensors, f"this {name}"))
-    if not has_family(model):
+    check_known(model, fields)
+    fields, tensors = as_computed(model, fields, tensors)
+    config = Config(fields, f"the config of this {name}")
+    return family_of(config)(config, Weights.of(tensors, f"this {name}"))
+
+
+def check_known(model: nn.Module, fields: dict[str, Any]) -> nn.Module:
+    """Return a fresh model of the same config. Raises Refusal, with the place, where this one may compute anything else."""
+    name = type(model).__name__
+    if fields.get("model_type") not in FAMILIES:
         raise Refusal(f"it is made for whole models of known families, not for {name}")
     if not of_ours(model):
         raise Refusal(f"the model ({name}) is of a class that no family knows")
     check_attention(model, fields)
-    check_unchanged(model, fresh_model(model, fields))
-    fields, tensors = as_computed(model, fields, tensors)
-    config = Config(fields, f"the config of this {name}")
-    return family_of(config)(config, Weights.of(tensors, f"this {name}"))
+    fresh = fresh_model(model, fields)
+    check_unchanged(model, fresh)
+    return fresh
 
 
 def fresh_model(model: Any, fields: dict[str, Any]) -> nn.Module:

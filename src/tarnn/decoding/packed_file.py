@@ -40,7 +40,7 @@ ALIGNED = 64
 PIECE = 2**24  # bytes that are written at once
 PREFIX = "file:"
 OF_TOKENIZERS = (TOKENIZER, SETTINGS, SPECIAL_MAP, ADDED, TEMPLATE)
-KINDS = {torch.uint8: "U8", torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16"}
+KINDS = {torch.uint8: "U8", torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 TYPES = {name: dtype for dtype, name in KINDS.items()}
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.program_step import ProgramStep
 from tarnn.huggingface.foreign_cache import ForeignLayers, tensors_of
 from tarnn.huggingface.fused_forward import FusedForward, asking, entering
+from tarnn.kernels.cpu.products import STORED
 from tarnn.ops import State
 
 
@@ -23,8 +23,8 @@ class ForeignForward(FusedForward):
 
     caches: tuple[type, ...] = (DynamicCache,)
 
-    def __init__(self, model: Any, weights: str | None, warmup_tokens: int):
-        super().__init__(model, weights, warmup_tokens)
+    def __init__(self, model: Any, weights: str | None, requested: bool):
+        super().__init__(model, weights, requested)
         self._layers = ForeignLayers()
         self._mask: Tensor | None = None
 
@@ -48,7 +48,7 @@ class ForeignForward(FusedForward):
         """Whether it is a layer of a cache that may be written."""
         if type(layer) not in (DynamicLayer, LinearAttentionLayer) or getattr(layer, "record_past", False):
             return False
-        return all(x.dtype == torch.float32 and x.is_cpu for x in tensors_of(layer))
+        return all(x.dtype in STORED and x.is_cpu for x in tensors_of(layer))
 
     def begun(self, layer: Any) -> bool:
         """Whether it has seen a token."""
@@ -57,7 +57,7 @@ class ForeignForward(FusedForward):
     def past(self, cache: Cache) -> int:
         return 0 if is_linear(cache) else super().past(cache)
 
-    def states(self, step: FusedStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
+    def states(self, step: ProgramStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         mask = None if self._mask is None else self._mask[:, : self.past(cache)]
         new, states = iter(step.new_row), list[State]()
         for i, layer in enumerate(cache.layers):
@@ -73,7 +73,7 @@ class ForeignForward(FusedForward):
         self, layer: Any, likes: Sequence[State], rows: int, num_tokens: int, mask: Tensor | None
     ) -> Sequence[State]:
         """The states of a layer of a cache, which may be written, as `states` returns all. likes: of one row each."""
-        return [self._layers.state(layer, like, rows, num_tokens, mask) for like in likes]
+        return [self._layers.state(layer, like, rows, num_tokens, mask, self.model.dtype) for like in likes]
 
     def keep(self, cache: Cache, states: Sequence[State], num_tokens: int) -> None:
         rest = iter(states)
@@ -82,7 +82,7 @@ class ForeignForward(FusedForward):
 
     def keep_layer(self, layer: Any, states: Sequence[State], num_tokens: int) -> None:
         """Leave in a layer of a cache the states after so many tokens."""
-        self._layers.give(layer, states[0], self._mask)
+        self._layers.give(layer, states[0], self._mask, self.model.dtype)
 
     def _is_left_padded(self, cache: Any, mask: Tensor, ids: Tensor) -> bool:
         """Whether all padding comes before a row's first token: none among tokens that go on with a cache."""
@@ -106,10 +106,10 @@ class Special(NamedTuple):
 special: list[Special] = []
 
 
-def adapter_of(model: Any, weights: str | None, warmup_tokens: int) -> ForeignForward:
+def adapter_of(model: Any, weights: str | None, requested: bool) -> ForeignForward:
     """Make the adapter of a model of transformers; arguments as `FusedForward` takes them."""
     kind = next((x.adapter for x in special if x.applies(model)), ForeignForward)
-    return kind(model, weights, warmup_tokens)
+    return kind(model, weights, requested)
 
 
 def arguments_of(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

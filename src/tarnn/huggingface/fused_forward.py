@@ -16,7 +16,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from tarnn.attention.rotary import positions_in
-from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.from_program import default_format
+from tarnn.decoding.kept import forget, is_kept, kept_runtime
+from tarnn.decoding.memory import BYTES, available_bytes
+from tarnn.decoding.program_step import ProgramStep
 from tarnn.decoding.refusal import OldKernels, Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
@@ -26,10 +29,8 @@ from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
 from tarnn.ops import State
 
-# by default `generate` first runs WARMUP_TOKENS by `forward`, one more per BYTES_PER_TOKEN: packing takes as long
-WARMUP_TOKENS, BYTES_PER_TOKEN = 8, 2**23
-MOST_BYTES = 2**29  # larger weights are not packed by default: meanwhile memory holds them up to four times
-PROMPT_TOKENS = 64  # tokens of a prompt that take `forward` as long as one token alone does
+STORED = "stored"  # weights packed in the type of the model: bfloat16 for a model in bfloat16, else float32
+MOST_OF_MEMORY = 4  # by default weights are packed that take at most one part of so many of what is free
 SMALLEST_CACHE = 64  # keys for which a softmax layer's cache has room at least
 IGNORED = ("return_dict", "token_type_ids", "tokenizer")  # arguments that change nothing
 INTEGERS = (torch.int64, torch.int32)
@@ -38,14 +39,14 @@ INTEGERS = (torch.int64, torch.int32)
 class FusedForward:
     """The fused step of a model, for tokens that come on top of a transformers cache: a prompt, or one by one.
 
-    weights: as `FusedStep` takes them; None: it is never used. warmup_tokens: how many tokens come before it is made. It
-    is made anew for each cache that comes, so that no text begins with the weights of an earlier one.
+    weights: a format, or `STORED`; None: it is never used. requested: whether to warn where there is none. For each cache that
+    comes the weights are compared with those that are kept packed, so that no text begins with the weights of an earlier one.
     """
 
-    def __init__(self, model: Any, weights: str | None, warmup_tokens: int):
-        self.model, self.weights, self.warmup_tokens = model, weights, warmup_tokens
-        self.requested, self.ended = warmup_tokens == 0, False
-        self._step: FusedStep | None = None
+    def __init__(self, model: Any, weights: str | None, requested: bool):
+        self.model, self.weights, self.requested = model, weights, requested
+        self.ended = False
+        self._step: ProgramStep | None = None
         self._begun: WeakSet[Cache] = WeakSet()
 
     def __call__(
@@ -68,13 +69,9 @@ class FusedForward:
         if not self._supports(input_ids, attention_mask, position_ids, cache, extra_inputs):
             return None
         num_tokens = input_ids.shape[1]
-        if self.warmup_tokens > num_tokens // PROMPT_TOKENS:
-            self.warmup_tokens -= num_tokens == 1
-            return None
         position = first_positions(position_ids, attention_mask, self.past(cache), input_ids)
         if position is None or (step := self._step_for(cache)) is None:
             return None
-        self.warmup_tokens = 0
         try:
             state = ModelState(self.states(step, cache, *input_ids.shape), position)
             if num_tokens == 1:
@@ -102,7 +99,7 @@ class FusedForward:
             return False
         return len({x.is_initialized for x in parts}) == 1
 
-    def states(self, step: FusedStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
+    def states(self, step: ProgramStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         """Each layer's state, which may be written, with room for these tokens."""
         layers = _parts(cache)
         if layers[0].is_initialized:
@@ -136,35 +133,23 @@ class FusedForward:
         whole = (len(input_ids), self.past(cache) + input_ids.shape[1])
         return attention_mask.shape == whole and bool(attention_mask[:, -1].all())
 
-    def _step_for(self, cache: Cache) -> FusedStep | None:
-        """The fused step, made when a cache begins; None where there is none, or no memory for one.
+    def _step_for(self, cache: Cache) -> ProgramStep | None:
+        """The fused step, of the weights as they are when a cache begins; None where there is none, or no memory for one.
 
         Warns of that where a step was requested, and of old kernels, which a user can mend.
         """
         if self._step is None or cache not in self._begun:
             self._step = None  # before there are two
             try:
-                if (reason := why_in_float32(self.model)) is not None:
-                    raise Refusal(reason)
-                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights))
+                runtime = kept_runtime(self.model, None if self.weights == STORED else self.weights)
+                self._step = ProgramStep(self.model, runtime)
             except (Refusal, RuntimeError, MemoryError) as error:
                 self.weights = None
-                why = error.__cause__ or error if isinstance(error, Refusal) else "no memory for packed weights"
+                why = error if isinstance(error, Refusal) else "no memory for packed weights"
                 if self.requested or isinstance(why, OldKernels):
                     warnings.warn(f"generate goes on without the fused step, by forward: {why}.", stacklevel=2)
             self._begun.add(cache)
         return self._step
-
-
-def why_in_float32(model: nn.Module) -> str | None:
-    """Why `generate` leaves a model in 16 bits to `forward`; None for one in float32."""
-    other = next((x.dtype for x in model.parameters() if x.dtype != torch.float32), None)
-    if other is None:
-        return None
-    return (
-        f"its weights are {other}, a type that generate's caches have too, and the fused step keeps states in float32: "
-        "FusedStep(model) takes it, and generate of model.float()"
-    )
 
 
 def _parts(cache: Cache) -> list[StateLayer]:
@@ -193,7 +178,7 @@ def first_positions(
     return position_ids.gather(1, first)[:, 0]
 
 
-def asking(forward: Callable[..., Any], maker: Callable[[Any, str | None, int], FusedForward]) -> Callable[..., Any]:
+def asking(forward: Callable[..., Any], maker: Callable[[Any, str | None, bool], FusedForward]) -> Callable[..., Any]:
     """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
     names = [name for name in signature(forward).parameters if name != "self"]
     of_cache = cache_name(forward)
@@ -241,7 +226,7 @@ def entering(
 
 
 def ask_first(
-    kind: Any, maker: Callable[[Any, str | None, int], FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]
+    kind: Any, maker: Callable[[Any, str | None, bool], FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]
 ) -> None:
     """Let a class of transformers' language models ask the fused step first, as tarnn's own models do.
 
@@ -256,21 +241,22 @@ _entered: ContextVar[tuple[FusedForward, ...]] = ContextVar("fused_forward", def
 
 
 @contextmanager
-def fused_forward(model: Any, weights: str | None = "float32", warmup_tokens: int = 0) -> Iterator[None]:
+def fused_forward(model: Any, weights: str | None = STORED, *, requested: bool = True) -> Iterator[None]:
     """Within: `model.generate`, and `model(ids, cache=cache)`, use the fused step where they can.
 
         with fused_forward(model, "int8"):
             model.generate(ids, max_new_tokens=100)
 
-    weights: float32 | bfloat16 | int8 | int4, as `FusedStep` takes them; None: `forward` alone. They are packed
-    in each `generate`, and for each other cache at its first prompt of 64 · `warmup_tokens` tokens, or its first single
-    token after so many others; what changes them takes effect in the next. It holds where a context variable set here
-    would: in this thread or asyncio task, and in the tasks that it starts within. Raises ValueError for another format.
+    weights: float32 | bfloat16 | int8 | int4; "stored": bfloat16 for a model in bfloat16, else float32; None: `forward` alone.
+    They are packed once, and kept beside the model while its weights stay as they were, which each `generate`, and each other
+    cache, looks at as it begins: what changes them takes effect in the next (`decoding/kept.py` says what is seen). It holds
+    where a context variable set here would: in this thread or asyncio task, and in the tasks that it starts within. requested:
+    whether to warn where there is no fused step. Raises ValueError for another format.
     """
-    if weights is not None and weights not in FORMATS:
-        raise ValueError(f"weights must be one of {', '.join(FORMATS)}, or None; got {weights!r}.")
+    if weights is not None and weights not in (*FORMATS, STORED):
+        raise ValueError(f"weights must be one of {', '.join(FORMATS)}, {STORED}, or None; got {weights!r}.")
     maker = getattr(model.forward, "maker", FusedForward)
-    forward = maker(model, weights, warmup_tokens)
+    forward = maker(model, weights, requested)
     _entered.set((*_entered.get(), forward))
     try:
         yield
@@ -280,16 +266,30 @@ def fused_forward(model: Any, weights: str | None = "float32", warmup_tokens: in
 
 
 def active(model: nn.Module) -> FusedForward | None:
-    """The last that was entered for this model here. None while a compiler looks on."""
+    """The last that was entered for this model here; None while a compiler looks on. Training frees what is packed."""
     if torch.compiler.is_compiling():
         return None
+    if model.training:
+        forget(model)
     return next((x for x in reversed(_entered.get()) if x.model is model and not x.ended), None)
 
 
 def enable_by_default(model: Any) -> AbstractContextManager[None]:
-    """Return the context for `generate`: use the weight format of the enclosing `fused_forward`, or float32, which is packed
-    only after the warm-up tokens."""
+    """Return the context for `generate`: as the enclosing `fused_forward` says, or the weights as the model stores them, where
+    memory has room."""
     if (entered := active(model)) is not None:
-        return fused_forward(model, entered.weights)
-    size = sum(x.nbytes for x in model.parameters())
-    return fused_forward(model, "float32" if size <= MOST_BYTES else None, WARMUP_TOKENS + size // BYTES_PER_TOKEN)
+        return fused_forward(model, entered.weights, requested=entered.requested)
+    return fused_forward(model, STORED if why_too_large(model) is None else None, requested=False)
+
+
+def why_too_large(model: nn.Module) -> str | None:
+    """Return why `generate` does not pack the weights of a model by default, as they take too much of the memory; else None."""
+    free = None if is_kept(model) else available_bytes()
+    weights = list(model.parameters())
+    size = sum(x.numel() for x in weights) * BYTES[default_format(weights[0].dtype)] if weights else 0
+    if free is None or size * MOST_OF_MEMORY <= free:
+        return None
+    return (
+        f"its packed weights take {size / 1e9:,.1f} GB, and by default at most a quarter of the {free / 1e9:,.1f} GB that are "
+        "free are taken: request it by `with fused_forward(model)`"
+    )

@@ -4,7 +4,7 @@ from typing import Any
 
 from tarnn.decoding.fused import refusal
 from tarnn.huggingface.foreign_forward import foreign_generate
-from tarnn.huggingface.fused_forward import MOST_BYTES, FusedForward, active, why_in_float32
+from tarnn.huggingface.fused_forward import FusedForward, active, why_too_large
 from tarnn.huggingface.patching.families import FAMILIES
 from tarnn.models.backbone import TextModel
 from tarnn.models.images import ImageModel
@@ -25,8 +25,4 @@ def why_not_fused(model: Any) -> str | None:
         )
     if (why := refusal(model)) is not None:
         return why
-    if (why := why_in_float32(model)) is not None:
-        return why
-    if (size := sum(x.nbytes for x in model.parameters())) > MOST_BYTES and active(model) is None:
-        return f"its weights are {size:,} bytes, more than {MOST_BYTES:,}: request it by `with fused_forward(model)`"
-    return None
+    return why_too_large(model) if active(model) is None else None

@@ -4,6 +4,7 @@ An outline is read back as a program of two instructions, the first and the last
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ def outline_of(program: Program) -> dict[str, Any]:
         "states": [[x.layer, x.kind, x.name, list(x.shape), NAMES[x.dtype], x.grows, x.fill] for x in program.states],
         "facts": dict(program.facts),
     }
+
+
+def without_weights(program: Program) -> Program:
+    """Return what a runtime needs of a program that is packed: its first instruction, whose tables it shares, and its sizes."""
+    embed, head = program.instructions[0], program.instructions[-1]
+    return replace(program, instructions=(embed, replace(head, weights={})))
 
 
 def program_of(outline: Mapping[str, Any], packed: Packed) -> Program:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.products import FORMATS, Block, same_numbers
+from tarnn.kernels.cpu.products import FORMATS, STORED, Block, same_numbers
 from tarnn.program.fusion import Fusion, Operation
 from tarnn.program.instructions import Program, StateSpec, View
 from tarnn.program.phases import Phases
@@ -236,8 +236,8 @@ def has(state: StateSpec) -> int:
 
 
 def _table(x: Tensor) -> Tensor:
-    """A table as the runtime reads it: float32 or bfloat16, one row after the other."""
-    return (x if x.dtype in (torch.float32, torch.bfloat16) else x.float()).detach().contiguous()
+    """A table as the runtime reads it: of a type of `STORED`, one row after the other."""
+    return (x if x.dtype in STORED else x.float()).detach().contiguous()
 
 
 def pack(program: Program, weights: str) -> Packed:

@@ -77,11 +77,12 @@ def test_states_of_the_model_are_taken(kind, dtype):
     assert all(map(torch.equal, *texts))
 
 
-def test_the_table_of_embeddings_stays_in_its_type():
-    model, _ = narrowed(text_model(), torch.bfloat16)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_table_of_embeddings_stays_in_its_type(dtype):
+    model, _ = narrowed(text_model(), dtype)
     copied, shared = FusedStep(model), FusedStep(model, copy_tokens=False)
     tables = [step.runtime.packed.tables[0] for step in (copied, shared)]
-    assert tables[0].dtype == torch.bfloat16
+    assert tables[0].dtype == dtype
     assert tables[0].data_ptr() != model.model.embed_tokens.weight.data_ptr() == tables[1].data_ptr()
     found, expected = (outputs(x, model.new_state(2)) for x in (shared, copied))
     assert all(map(torch.equal, found, expected))

@@ -19,7 +19,7 @@ class KVCache(State):
     `length` positions are filled; what is after them means nothing. `mask` (b, capacity), True = attend, exists
     once a key mask was given. A cache is a value: `append` copies it, which costs as much as reading it. A loop
     that owns its cache asks for `inplace=True` and pays for the new token alone. One that was made in bfloat16 or
-    float16 rounds the keys and values that it is given.
+    float16 rounds the keys and values that it is given; one in float32 takes those of 16 bits as they are.
     """
 
     grows = True
@@ -155,8 +155,12 @@ class KVCache(State):
                 f"this cache takes keys ({b}, {g}, t, {d}) and values ({b}, {g}, t, {self.v.shape[3]}); "
                 f"got {tuple(k.shape)} and {tuple(v.shape)}."
             )
-        rounds = self.k.dtype in (torch.bfloat16, torch.float16) and k.dtype.itemsize > 2
-        if k.dtype != self.k.dtype and not rounds and not torch.is_autocast_enabled(k.device.type):
+        narrow = (torch.bfloat16, torch.float16)
+        rounds, widens = (
+            self.k.dtype in narrow and k.dtype.itemsize > 2,
+            self.k.dtype == torch.float32 and k.dtype in narrow,
+        )
+        if k.dtype != self.k.dtype and not rounds and not widens and not torch.is_autocast_enabled(k.device.type):
             raise TypeError(f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=.")
         if self.length + k.shape[2] > self.capacity:
             raise full(self.capacity, self.length, k.shape[2])
