@@ -20,6 +20,7 @@ REASONS = {
     "position_bias": "adds a bias by position to the products",
     "mask of shape": "hands its bias by position as a mask",
 }
+OF_ANY = "RMSNorm", "RMSNormGated", "MLP", "ForCausalLM"  # ends of names of modules that every family has
 OPS = {  # by the function or method of transformers that is replaced
     "torch_chunk_gated_delta_rule": "delta_rule, a decay per head",
     "chunk_kimi_delta_attention": "delta_rule, a decay per channel",
@@ -54,7 +55,8 @@ def linear_families() -> str:
     for family in FAMILIES:
         name, paths = family.name, [hook.path for hook in family.hooks]
         ops = ", ".join(OPS[path] for path in paths if path in OPS)
-        layer = next(path.partition(".")[0] for path in paths if path.endswith(".forward"))
+        layers = [path.partition(".")[0] for path in paths if path.endswith(".forward")]
+        layer = next(x for x in layers if not x.endswith(OF_ANY))
         versions = f" (transformers {family.tested} alone)" * bool(family.tested)
         rows.append(f"| {name}{versions} | `{layer}` | {ops} | {cell(name, 'right')} | {cell(name, 'packed')} |")
     for reason in dict.fromkeys(REFERENCE_IS_WRONG.values()):

@@ -58,7 +58,7 @@ def test_its_error_is_at_most_twice_that_of_pytorch(dtype):
     found = with_gradients(linear_cross_entropy, x, weight, labels)
     assert found[0].dtype == torch.float32
     for a, b, c in zip(found, plain, exact):
-        assert (a - c).norm() <= 2 * (b - c).norm() + torch.finfo(a.dtype).eps * c.norm()
+        assert (a - c).norm() <= 2 * (b - c).norm() + 4 * torch.finfo(a.dtype).eps * c.norm()
 
 
 def test_derivatives_of_both_orders():

@@ -39,9 +39,10 @@ def test_a_sharded_model_has_the_same_loss_and_gradients(accelerator, kind):
     sharded = fsdp2_prepare_model(accelerator, sharded)
     assert all(isinstance(x, DTensor) for x in sharded.parameters())
     losses = [2**20 * model(input_ids=IDS, labels=IDS).loss for model in (whole, sharded)]
-    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*losses, check_dtype=False, rtol=1e-6, atol=0)  # transformers' own loss is float32
     for loss in losses:
         loss.backward()
     expected = dict(whole.named_parameters())
     for name, x in sharded.named_parameters():
-        torch.testing.assert_close(x.grad.full_tensor(), expected[name].grad)
+        grad = expected[name].grad
+        torch.testing.assert_close(x.grad.full_tensor(), grad, rtol=1e-5, atol=1e-5 * grad.abs().max().item())

@@ -85,7 +85,7 @@ def attention_function(compute: Callable[[Call], Tensor | None]) -> Callable[...
         rate = dropout if module.training else 0.0
         o = compute(Call(module, query, key, value, attention_mask, causal, scaling, rate, options))
         if o is not None:
-            return o.transpose(1, 2).contiguous(), None
+            return o.to(query.dtype).transpose(1, 2).contiguous(), None  # states may have more digits
         if options.get("softcap") is None:
             options.pop("softcap", None)
         mask = attention_mask

@@ -71,8 +71,10 @@ class Converted:
         else:
             far = {side: numbers_of(phi, k.width, side) for side in ("queries", "keys")}
             far |= {"far_bias": far_bias, "far_until": far_until, "log_features": phi.log_features}
+        if scale != (usual := q.width**-0.5):  # maps estimate e^(q·k/√d)
+            q = q * (scale / usual)
         try:
-            return hybrid(q, k, v, reach=reach, scale=scale, window=window, sinks=sinks, **far)
+            return hybrid(q, k, v, reach=reach, scale=usual, window=window, sinks=sinks, **far)
         except ProgramError as error:
             raise UserError(f"{self.place}: {error}") from error
 

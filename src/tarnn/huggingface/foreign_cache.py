@@ -2,7 +2,7 @@
 
     layer of a cache                                   state of a program
     keys, values (b, g, t, d)                          KVCache: the same memory, with room behind it; of float16 a copy
-    recurrent_states (b, h, k, v)                      S, the same memory, float32; of Mamba-2 transposed
+    recurrent_states (b, h, k, v)                      S or h, the same memory, float32; of Mamba and Mamba-2 transposed
     conv_states (b, c, w), the last w inputs           tokens (b, w − 1, c), float32: the filters see no more
 
 `forward` of a model may go on with such a layer at any token. Whether it, or anybody else, did is seen by whether the layer
@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from tarnn.attention.mamba2 import Mamba2State
 from tarnn.huggingface.versions import hold_keys
 from tarnn.ops import KVCache, State
+from tarnn.ops.states import FilteredScanState
 
 SMALLEST_CACHE = 64  # keys for which a softmax layer's cache has room at least
 
@@ -154,8 +155,13 @@ def _read(layer: Any, like: Any, mask: Tensor | None) -> State:
     inputs, *S = tensors_of(layer)
     fields = {"tokens": _copy_of(inputs[:, :, 1:].mT)}
     if S:
-        fields["S"] = _copy_of(S[0].mT if isinstance(like, Mamba2State) else S[0])
+        fields["h" if hasattr(like, "h") else "S"] = _copy_of(_turned(S[0], like))
     return cast(State, type(like)(**fields))
+
+
+def _turned(x: Tensor, like: Any) -> Tensor:
+    """Return sums of a layer as a state of this kind has them, or back."""
+    return x.mT if isinstance(like, Mamba2State | FilteredScanState) and x.ndim > 2 else x
 
 
 def _copy_of(x: Tensor) -> Tensor:
@@ -181,8 +187,8 @@ def _hold(layer: Any, state: Any, dtype: torch.dtype) -> Any:
     layer.conv_kernel_size[0] = past + 1
     layer.dtype, layer.device = inputs.dtype, tokens.device
     begun = [layer.has_previous_state, layer.is_conv_states_initialized]
-    if hasattr(state, "S"):
-        layer.recurrent_states[0] = state.S.mT if isinstance(state, Mamba2State) else state.S
+    if (sums := getattr(state, "S", getattr(state, "h", None))) is not None:
+        layer.recurrent_states[0] = _turned(sums, state)
         begun.append(layer.is_recurrent_states_initialized)
     for x in begun:
         x[0] = True

@@ -72,7 +72,11 @@ def reads_late(kind: type[ModelOutput]) -> Any:
             key = list(self.keys())[key]
         return self.logits if key == "logits" else kind.__getitem__(self, key)
 
-    return type(kind.__name__, (kind,), {"logits": property(read, keep), "__getitem__": item, "__module__": __name__})
+    def reduce(self: Any) -> Any:  # pickled as what transformers returns
+        return kind(**{key: self[key] for key in self.keys()}).__reduce__()
+
+    own = {"logits": property(read, keep), "__getitem__": item, "__reduce__": reduce, "__module__": __name__}
+    return type(kind.__name__, (kind,), own)
 
 
 def head_with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
