@@ -19,9 +19,8 @@ from tarnn.program.slots import Slots
 
 VERSION = 4  # of the numbers; csrc/runtime/program.h has the same
 NO_LIMIT = 2**62
-LARGE_HEAD = (
-    4096  # outputs from which on a head is int8 beside int8 and int4 weights: few bytes are saved by smaller ones
-)
+# outputs from which on a head is int8 beside int8 and int4 weights: few bytes are saved by smaller ones
+LARGE_HEAD = 4096
 NUMBERS, GROWS, COUNTS = 0, 1, 2  # what a state has, as csrc/runtime/program.h says
 KINDS = [
     "nothing",
