@@ -35,7 +35,7 @@ def mlp_layer(gate: str = "gate_proj", up: str = "up_proj", down: str = "down_pr
     def replace(original: Callable) -> Callable:
         @functools.wraps(original)
         def forward(self: Any, x: Tensor) -> Tensor:
-            if not _ours(x) or not type(getattr(self, "act_fn", _SILU)) not in (nn.SiLU, type(_SILU)):
+            if not _ours(x) or type(getattr(self, "act_fn", _SILU)) not in (nn.SiLU, type(_SILU)):
                 return original(self, x)
             return getattr(self, down)(swiglu(getattr(self, gate)(x), getattr(self, up)(x)))
 
