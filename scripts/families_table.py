@@ -20,6 +20,7 @@ REASONS = {
     "position_bias": "adds a bias by position to the products",
     "mask of shape": "hands its bias by position as a mask",
 }
+NEXT = "**Next:** [a Qwen3.5-like model on a CPU](qwen.md), from its folder to a server and to LoRA.\n"
 OF_ANY = "RMSNorm", "RMSNormGated", "MLP", "ForCausalLM"  # ends of names of modules that every family has
 OPS = {  # by the function or method of transformers that is replaced
     "torch_chunk_gated_delta_rule": "delta_rule, a decay per head",
@@ -38,8 +39,14 @@ def page() -> str:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     from scripts.opened_families import opened_families
 
-    title = "# Model families\n\nMade by `scripts/families_table.py` from what the tests run.\n"
-    return f"{title}\n{opened_families()}\n{linear_families()}\n{hybrid_families()}"
+    title = """# Model families
+
+Does your model run, and by which way? Find its family in one of three tables: folders that open as they are, linear models of
+transformers that tarnn speeds up, and softmax models that it converts.
+
+The tables are made by `scripts/families_table.py` from what the tests run.
+"""
+    return f"{title}\n{opened_families()}\n{linear_families()}\n{hybrid_families()}\n{NEXT}"
 
 
 def linear_families() -> str:
@@ -69,11 +76,12 @@ def linear_families() -> str:
             wrong.append(f"| {WAYS[way]} | {everybody} | {reason} |")
     return f"""## Linear models: `tarnn.patch_transformers()`
 
-A tiny model with random weights of each family, in float32, has the outputs of transformers 5.23 and 5.24 within
-transformers' own rounding (twice the largest difference between its own ways to compute the same): a row whole, a prompt and then
-token by token, several turns with one cache, padding before a text. All gradients are the same. `tests/huggingface` holds that,
-and `generate`, bfloat16, autocast, gradient checkpointing, LoRA and torch.compile for some of them; and that Qwen3-Next (without
-experts), Mamba-2 and OLMo-hybrid, trained with tarnn and saved by `save_pretrained`, write the same text without it.
+For each family the tests take a tiny model with random weights, in float32, and compare its outputs with those of
+transformers 5.23 and 5.24: of a row at once, of a prompt and then token by token, of several turns with one cache, and with
+padding before a text. transformers computes each of these in several ways, which differ by rounding; tarnn's difference may
+be twice the largest of theirs. All gradients are the same. `tests/huggingface` tests that, and `generate`, bfloat16,
+autocast, gradient checkpointing, LoRA and torch.compile for some of them; and that Qwen3-Next (without experts), Mamba-2 and
+OLMo-hybrid, trained with tarnn and saved by `save_pretrained`, write the same text without tarnn.
 
 Padding behind a text and packed rows (`position_ids` that start anew, `cu_seq_lens_q` or `seq_idx`, as transformers' flattening
 collator makes them) are compared with the rows one by one, packed rows in gradients too. transformers has neither on a CPU.

@@ -1,4 +1,4 @@
-"""The README's measured times, written anew from benchmarks/results.
+"""The README's measured times, written anew from benchmarks/.
 
 python scripts/readme_figures.py        # after the benchmarks; a test compares
 """
@@ -9,29 +9,21 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+README, BENCHMARKS = ROOT / "README.md", ROOT / "benchmarks"
 TOKEN = (1, 16384)  # batch size, position
+HEAD = "| measured | tarnn | PyTorch | llama.cpp |"
 
 
 def with_figures(text: str) -> str:
     """Return the README with the times that were measured."""
-    text = with_rows(text, "| 2,048 tokens", layer_rows())
+    text = with_rows(text, HEAD, [*token_rows(), *layer_rows(), *attention_rows()])
     text = re.sub(
         r"takes [\d.]+ ms with a\nstate of [\d.]+ \wB; (.*?) takes [\d.,]+ ms with [\d.]+ \wB",
         "takes {} ms with a\nstate of {}; \\1 takes {} ms with {}".format(*token_figures()),
         text,
     )
-    ours, softmax = attention_figures()
-    text = re.sub(r"8 heads of 64: [\d.]+ ms, and\n[\d.,]+ ms", f"8 heads of 64: {ours} ms, and\n{softmax} ms", text)
-    at = results("generate")["256 × 8"]
-    ours, int8, llama = (at["timings"][x]["ms"] / 128 for x in ("generate", "generate, int8", "generate, Llama"))
-    parameters = at["parameters"]["tarnn"] / 1e6
-    text = re.sub(
-        r"[\d.]+ ms with [\d.]+ M parameters on two CPU cores, [\d.]+ ms with int8",
-        f"{ours:.1f} ms with {parameters:.1f} M parameters on two CPU cores, {int8:.1f} ms with int8",
-        text,
-    )
-    return re.sub(r"(Llama of the same shape takes) [\d.]+ ms", rf"\1 {llama:.1f} ms", text)
+    met, missed = re.search(r"Goals: (\d+) met, (\d+) missed", read("results/attention.md")).groups()  # type: ignore[union-attr]
+    return re.sub(r"with [\d.]+ of \d+ goals missed", f"with {missed} of {int(met) + int(missed)} goals missed", text)
 
 
 def with_rows(text: str, head: str, rows: list[list[str]]) -> str:
@@ -49,42 +41,67 @@ def token_figures() -> list[str]:
     return [x for p in (by["linear"], by["softmax"]) for x in (f"{p['ms']:,.2f}", decimal_bytes(p["state_bytes"]))]
 
 
-def attention_figures() -> list[str]:
-    """Return the times of causal attention, d = 64, float32, forward, of `attention.py`: ours and softmax's."""
-    shape = (64, 4096, "float32", True, "heads-first", False, False)
-    keys = ("d", "t", "dtype", "causal", "layout", "cold", "backward")
-    ms = {c["method"]: c["ms"] for c in results("attention") if tuple(c[key] for key in keys) == shape}
-    return [f"{ms['native']:,.2f}", f"{ms['sdpa']:,.2f}"]
+def token_rows() -> list[list[str]]:
+    """Return the times of one token of whole models, of `one_call.md` and `decode_baselines.py`."""
+    transformers = results("one_call")["Qwen3.5"]["ways"]["transformers"]["token_ms"]
+    rows = []
+    for weights in ("float32", "int8", "int4"):
+        row = re.search(rf"\| Qwen3\.5, 102 M \| {weights} \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \(", read("one_call.md"))
+        ours, llama = row.groups()  # type: ignore[union-attr]
+        theirs = ms(transformers) if weights == "float32" else "–"
+        rows.append([f"one token of Qwen3.5, 102 million weights, {weights}", ours, theirs, llama])
+    engines = results("decode_baselines").values()
+    times = {x["engine"].split(" 0.")[0]: x["ms"] for x in engines if x["weights"] == "bfloat16" and "ms" in x}
+    for after in ("128", "8192"):
+        title = f"one token of a softmax model, 8 layers of 512, bfloat16, after {int(after):,} tokens"
+        rows.append([title, ms(times["tarnn, softmax"][after]), "–", ms(times["llama.cpp"][after])])
+    return rows
 
 
 LAYERS = (
-    ("gated delta rule, 16 heads of 128 (Qwen3.5)", "delta", "gated delta{}", "forward and backward"),
-    ("delta rule with a decay per channel, 32 heads of 128 (Kimi)", "delta", "Kimi{}", "forward and backward"),
-    ("Mamba-2's scan, 64 heads of 64, 8 groups", "convolution", "scan, float32{}", "forward + backward"),
-    ("Mamba's scan, 1,536 channels", "scan", "selective, float32, 2048 tokens{}", "forward + backward"),
-    ("short convolution, 4,096 channels", "convolution", "convolution, float32{}", "forward + backward"),
+    ("gated delta rule, 16 heads of 128 (Qwen3.5)", "delta", "gated delta, forward"),
+    ("the same, forward and backward", "delta", "gated delta, forward and backward"),
+    ("delta rule with a decay per channel, 32 heads of 128 (Kimi)", "delta", "Kimi, forward"),
+    ("Mamba-2's scan, 64 heads of 64", "convolution", "scan, float32, forward"),
+    ("Mamba's scan, 1,536 channels", "scan", "selective, float32, 2048 tokens, forward"),
+    ("short convolution, 4,096 channels", "convolution", "convolution, float32, forward"),
 )
 
 
 def layer_rows() -> list[list[str]]:
-    """Return the times of linear layers in float32 on two threads: ours, transformers'."""
+    """Return the times of linear layers over 2,048 tokens, in float32 on two threads: ours, transformers'."""
     rows = []
-    for title, page, name, both in LAYERS:
-        row = [title]
-        for way in ("forward", both):
-            found = results(page)[name.format(f", {way}")]
-            timings = found.get("timings", found)
-            row += [f"{timings[who]['ms']:,.1f}" for who in ("tarnn", "transformers")]
-        rows.append(row)
+    for title, page, name in LAYERS:
+        cell = results(page)[name]
+        timings = cell.get("timings", cell)
+        rows.append([title, *(ms(timings[who]["ms"]) for who in ("tarnn", "transformers")), "–"])
+    return rows
+
+
+def attention_rows() -> list[list[str]]:
+    """Return the times of causal attention, 8 heads of 64, float32, forward, of `attention.py`."""
+    rows = []
+    for tokens in (16, 4096, 65536):
+        shape = (64, tokens, "float32", True, "heads-first", False, False)
+        keys = ("d", "t", "dtype", "causal", "layout", "cold", "backward")
+        by = {c["method"]: c["ms"] for c in results("attention") if tuple(c[key] for key in keys) == shape}
+        plain = min(x for method, x in by.items() if method not in ("native", "sdpa"))
+        softmax = f" (softmax {ms(by['sdpa'])})" if "sdpa" in by else ""
+        rows.append([f"linear attention, 8 heads of 64, {tokens:,} tokens", ms(by["native"]), ms(plain) + softmax, "–"])
     return rows
 
 
 def results(name: str) -> Any:
-    return page(name)["results"]
+    return json.loads(read(f"results/{name}.json"))["results"]
 
 
-def page(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def read(name: str) -> str:
+    return (BENCHMARKS / name).read_text(encoding="utf-8")
+
+
+def ms(x: float) -> str:
+    """Milliseconds with as many decimals as they are worth."""
+    return f"{x:,.{2 if x < 10 else 1 if x < 1000 else 0}f}"
 
 
 def decimal_bytes(n: int) -> str:

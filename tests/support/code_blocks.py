@@ -8,8 +8,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# what a shell block may begin with besides tarnn: these install, take minutes, or are checked elsewhere
-NOT_RUN = ("make", "pip", "cmake", "torchrun", "git", "python benchmarks/", "python experiments/", "python tests/")
+# what a shell block may begin with besides tarnn: these install, download, take minutes, or are checked elsewhere
+PLACES = ("python benchmarks/", "python experiments/", "python tests/")
+NOT_RUN = ("make", "pip", "hf download", "cmake", "torchrun", "git", *PLACES)
 
 
 class Block(NamedTuple):
