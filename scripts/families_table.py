@@ -108,10 +108,10 @@ Models that contain one of these as their text model follow: Qwen3.5 with images
 4.7, MiniCPM-OCR, Nemotron-H Omni, Nemotron 3.5 Transcribe, Granite 4 Vision and GLM-5-next with images.
 
 **The fused step** (`generate` as one call per token, see [generation](generation.md)) takes Qwen3-Next, Qwen3.5,
-OLMo-hybrid, LFM2 and Mamba-2, with float32 weights. `forward` computes the others: their `generate` has no hook for it, though
-`tarnn.load` opens the folders, and the live models, of most.
+OLMo-hybrid, LFM2 and Mamba-2, in float32 and in 16 bits. `forward` computes the others: their `generate` has no hook for it.
+`tarnn.load` opens most of them all the same, as folders or as live models.
 
-Where transformers' own numbers are wrong, tests show it, and tarnn's equal those of each row whole:
+In these cases transformers' own results are wrong; tests show it. tarnn's results equal those of each row alone and at once:
 
 | what | families | why transformers is wrong there |
 |---|---|---|

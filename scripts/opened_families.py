@@ -47,8 +47,9 @@ These families are data: `tarnn.load(folder)`, `tarnn generate`, `info`, `eval`,
 safetensors files and tokenizer.json, and need no code of transformers for it. Most rows are the config of a released model, made
 narrower, with random weights. "yes": there is a test of it.
 
-* **logits**: those of transformers, within twice the largest difference between its own ways to compute them; of tarnn's own,
-  converted and RWKV-7 models those of the model in PyTorch, of a trained RWKV-7 those saved with it.
+* **logits**: they equal those of transformers, up to twice the largest difference between transformers' own ways to compute them.
+  For tarnn's own, converted and RWKV-7 models they equal those of the model in PyTorch; for a trained RWKV-7,
+  those saved with it.
 * **steps**: token by token, or in pieces, as at once. **padding**: rows of a padded batch are as each row alone.
 * **200 prompts**: the most likely next tokens of 200 prompts are those of transformers.
 * **formats** that run compiled, compared with the definition in float64.
