@@ -1,9 +1,10 @@
-"""Time and memory of attention against length: tarnn's native kernels, the same in chunked PyTorch, torch's SDPA.
+"""Time and memory of attention against length: tarnn's native kernels, the same in plain PyTorch, torch's SDPA.
 
     python benchmarks/attention.py           # about ten minutes on two cores; benchmarks/results/attention.{json,md,png}
     python benchmarks/attention.py --quick   # half a minute; runs/benchmarks/attention.{json,md,png}
 
-`specialised, fast products` is that with `torch.set_float32_matmul_precision("medium")`, an expert's PyTorch on this CPU.
+`specialised, fast products` is that with `torch.set_float32_matmul_precision("medium")`, an expert's PyTorch on this CPU, and
+`specialised, compiled` the same by `torch.compile` for each shape. A row names the best of plain PyTorch.
 The claim: linear attention costs t and not t², and native kernels do it near the speed of torch.mm, in almost no
 memory. Forward, and forward with backward; causal and not; float32 and bfloat16; d = e = 32, 64, 128. Two methods,
 the native kernels and a PyTorch version specialised for this case, are also measured on views of (b, t, h·d), the

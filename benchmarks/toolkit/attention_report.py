@@ -7,21 +7,23 @@ from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, labe
 from scripts.common.tables import MIB, bullets, markdown, mebibytes, milliseconds, page, ratio, source
 from scripts.common.targets import section
 from toolkit.attention_cells import COLD_FROM, SIDE_BY_SIDE, Cell, Cost, Costs
-from toolkit.attention_targets import flops, targets
-from toolkit.baselines import EXPERT
+from toolkit.attention_targets import DROPPED, flops, targets
+from toolkit.baselines import COMPILED, EXPERT
 
 NAMES = {
     "native": "tarnn, native",
-    "chunked": "chunked PyTorch",
+    "chunked": "tarnn in plain PyTorch",
     "specialised": "specialised PyTorch",
     EXPERT: "specialised PyTorch, fast products",
+    COMPILED: "specialised PyTorch, torch.compile",
     "sdpa": "SDPA (softmax)",
 }
+PLAIN = "chunked", "specialised", EXPERT, COMPILED  # linear attention in PyTorch, without kernels of ours
 COLORS = {
     "native": BLUE,
     "chunked": SKY,
     "specialised": ORANGE,
-    EXPERT: GREY,
+    COMPILED: GREY,
     "sdpa": RED,
     "fast-transformers": GREEN,
     "performer": PINK,
@@ -51,6 +53,7 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
         source(facts, how),
         speed,
         section(targets(costs, options.heads, facts["threads"])),
+        DROPPED,
         ARITHMETIC,
         *by_case(costs, costs.dtypes, lambda dtype, cells: table(costs, dtype, cells, options.heads)),
         *places(costs, options.heads),
@@ -114,7 +117,12 @@ def table(costs: Costs, dtype: str, cells: Sequence[Cell], heads: int) -> str:
     weighed = [m for m in methods if m in ("native", "chunked", "sdpa")]
     head = ["pass", "d", "t", *(f"{NAMES.get(m, m)} ms" for m in methods)]
     if "native" in methods:
-        head += [*(f"{m} / native" for m in others), "native: share of mm", "share of peak"]
+        head += [
+            *(f"{m} / native" for m in others),
+            "best of plain PyTorch / native",
+            "native: share of mm",
+            "share of peak",
+        ]
         head += [] if dtype == "float32" else [f"native float32 / {dtype}"]
     rows = []
     for cell in sorted(cells, key=lambda c: (c.backward, c.d, c.t)):
@@ -125,6 +133,7 @@ def table(costs: Costs, dtype: str, cells: Sequence[Cell], heads: int) -> str:
         if "native" in methods:
             native = found["native"]
             row += [ratio(found[m], native) for m in others]
+            row.append(ratio(min((x for m in PLAIN if (x := found.get(m))), key=lambda x: x.ms, default=None), native))
             row += shares(native, flops(cell, heads))
             row += [] if dtype == "float32" else [ratio(costs.get("native", "float32", cell), native)]
         rows.append([*row, *(extra(found[m]) for m in weighed)])

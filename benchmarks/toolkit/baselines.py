@@ -20,7 +20,7 @@ from tarnn.kernels.cpu import library
 
 Attend = Callable[..., Tensor]  # (q, k, v, causal) → o
 PHI = Elu()
-EXPERT = "specialised, fast products"
+EXPERT, COMPILED = "specialised, fast products", "specialised, compiled"
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,20 @@ def fast_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def compiled() -> Attend:
+    """The same by `torch.compile`, anew for each shape, as one would have it where lengths are the same at every step."""
+    attend, shapes = torch.compile(specialised, dynamic=False), set[tuple[int, ...]]()
+
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        if q.shape not in shapes:  # else it would end at torch's limit of eight
+            torch.compiler.reset()
+            shapes.clear()
+            shapes.add(q.shape)
+        return attend(q, k, v, causal)
+
+    return call
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -125,6 +139,7 @@ def available(device: str = "cpu") -> tuple[list[Method], dict[str, str]]:
     methods.append(Method("specialised", specialised))
     if device == "cpu":
         methods.append(Method(EXPERT, specialised, surroundings=fast_products, dtypes=("float32",)))
+        methods.append(Method(COMPILED, compiled(), surroundings=fast_products, dtypes=("float32",)))
     methods.append(Method("sdpa", sdpa, power=2, patience=1.0))
     for name, (module, build) in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:
