@@ -46,6 +46,26 @@ struct AskLater {
 // that need fewer loads a multiplication, over a block of inputs, whose weights stay in the first level of cache for one tile after the other. A step
 // reads `step_bytes` of a panel.
 
+/// The rows of a tile, at one input after the other: four addresses that move on, and the distance of every fourth row, which an
+/// address takes once or twice. Left to itself the compiler adds up a distance for each row of each input, and a processor that
+/// begins four operations at once does not keep up.
+template <typename T, int R>
+struct Walk {
+  static constexpr int n = R < 4 ? R : 4;
+  const T* at[n];
+  Index four;
+  TARNN_INLINE Walk(const T* x, Index ld) : four(4 * ld) {
+    unrolled<n>([&](auto i) TARNN_LAMBDA {
+      at[i] = x + i * ld;
+      asm("" : "+r"(at[i]));
+    });
+  }
+  TARNN_INLINE const T* row(int i) const { return at[i % 4] + i / 4 * four; }
+  TARNN_INLINE void on(Index inputs) {
+    unrolled<n>([&](auto i) TARNN_LAMBDA { at[i] += inputs; });
+  }
+};
+
 struct Float {
   static constexpr Index bytes = sizeof(float);
   static TARNN_INLINE Vec<float> load(const char* w) { return TARNN_ISA::load(reinterpret_cast<const float*>(w)); }
@@ -64,14 +84,14 @@ struct FloatWeights {
 
   template <int R, int N, typename Ask>
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
-    const Index end = k + n;
-    for (; k < end; ++k, w += step_bytes) {
+    Walk<float, R> x(in.x + k, in.ld);
+    for (const char* end = w + n * step_bytes; w < end; w += step_bytes, x.on(1)) {
       ask(w);
       const char* at = w + column % panel * Stored::bytes;
       Vec<float> right[N];
       unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = Stored::load(at + j * width<float> * Stored::bytes); });
       unrolled<R>([&](auto i) TARNN_LAMBDA {
-        const float left = in.x[i * in.ld + k];
+        const float left = *x.row(i);
         unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += right[j] * left; });
       });
     }
@@ -117,11 +137,11 @@ struct Int8Weights : ByteTiles<tile> {
   template <int R, int N, typename Ask>
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
     typename Dot::Sum dots[R * N]{};
-    const Index end = k + n;
-    for (; k < end; k += 4, w += step_bytes) {
+    Walk<std::uint8_t, R> levels(in.levels + k, in.ld_levels);
+    for (const char* end = w + (n + 3) / 4 * step_bytes; w < end; w += step_bytes, levels.on(4)) {
       ask(w);
       add_dots<Dot, R, N>(dots, [&](auto j) TARNN_LAMBDA { return load_bytes(w + column % panel * 4 + j * TARNN_VECTOR_BYTES); },
-                          [&](auto i) TARNN_LAMBDA { return in.levels + i * in.ld_levels + k; });
+                          [&](auto i) TARNN_LAMBDA { return levels.row(i); });
     }
     unrolled<R * N>([&](auto i) TARNN_LAMBDA {
       sums[i] = bit_cast<Vec<float>>(bit_cast<Integers<float>>(sums[i]) + Dot::total(dots[i]));
