@@ -46,9 +46,8 @@ struct AskLater {
 // that need fewer loads a multiplication, over a block of inputs, whose weights stay in the first level of cache for one tile after the other. A step
 // reads `step_bytes` of a panel.
 
-/// The rows of a tile, at one input after the other: four addresses that move on, and the distance of every fourth row, which an
-/// address takes once or twice. Left to itself the compiler adds up a distance for each row of each input, and a processor that
-/// begins four operations at once does not keep up.
+/// The rows of a tile: four addresses that move on, and the distance of every fourth row. The compiler alone adds up a
+/// distance for each row of each input, and a processor that begins four operations at once does not keep up.
 template <typename T, int R>
 struct Walk {
   static constexpr int n = R < 4 ? R : 4;
@@ -62,7 +61,7 @@ struct Walk {
   }
   TARNN_INLINE const T* row(int i) const { return at[i % 4] + i / 4 * four; }
   TARNN_INLINE void on(Index inputs) {
-    unrolled<n>([&](auto i) TARNN_LAMBDA { at[i] += inputs; });
+    for (const T*& x : at) x += inputs;
   }
 };
 
