@@ -23,7 +23,10 @@ def with_figures(text: str) -> str:
         text,
     )
     met, missed = re.search(r"Goals: (\d+) met, (\d+) missed", read("results/attention.md")).groups()  # type: ignore[union-attr]
-    return re.sub(r"with [\d.]+ of \d+ goals missed", f"with {missed} of {int(met) + int(missed)} goals missed", text)
+    text = re.sub(r"with [\d.]+ of \d+ goals missed", f"with {missed} of {int(met) + int(missed)} goals missed", text)
+    compiled = any("compiled" in cell["method"] for cell in results("attention"))
+    among = "among them for attention" if compiled else "not among them: these pages don't measure it"
+    return re.sub(r"`torch\.compile` is (not )?among them[^.]*\.", f"`torch.compile` is {among}.", text)
 
 
 def with_rows(text: str, head: str, rows: list[list[str]]) -> str:
