@@ -3,8 +3,9 @@
     PYTHONPATH=CHECKOUT/src python benchmarks/toolkit/first_token_worker.py '{"folder": …, "by": "tarnn", "weights": "int8", …}'
 
 by: "tarnn" opens the folder by `tarnn.load`; "transformers" by `from_pretrained`, and "patched" too, under
-`tarnn.patch_transformers()`, with these weights (null: `forward` alone; none: by default). It prints one line: seconds from
-`begun` until there was a first token, milliseconds of each text and of a token, and the memory that the process took at most.
+`tarnn.patch_transformers()`, with these weights (null: `forward` alone; none: by default), and with "forgets" packed anew for
+each text. It prints one line: seconds from `begun` until there was a first token, milliseconds of each text and of a token, and
+the memory that the process took at most: until all was imported, until the first token, and in the end.
 """
 
 import json
@@ -27,7 +28,11 @@ def main() -> None:
     ids = torch.randint(3, given["vocabulary"], (1, PROMPT), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         write(ids, 1)
-        found: dict[str, Any] = {"first_token_s": time.time() - given["begun"], **memory()}
+        found: dict[str, Any] = {
+            "first_token_s": time.time() - given["begun"],
+            **memory(),
+            "imported_bytes": given["imported"],
+        }
         for turn in ("first_turn_ms", "second_turn_ms"):
             found[turn] = milliseconds(write, ids, given["tokens"])
         alone = min(milliseconds(write, ids, 1) for _ in range(2))
@@ -44,12 +49,15 @@ def milliseconds(write: Any, *arguments: Any) -> float:
 def memory() -> dict[str, int]:
     """Return the bytes that the process held at most, and those that are its own now, of no file."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {"peak_bytes": 1024 * int(lines["VmHWM"].split()[0]), "own_bytes": 1024 * int(lines["RssAnon"].split()[0])}
+    names = {"peak_bytes": "VmHWM", "own_bytes": "RssAnon"}
+    return {name: 1024 * int(lines[field].split()[0]) for name, field in names.items()}
 
 
 def by_folder(given: dict[str, Any]) -> Any:
     import tarnn
+    from tarnn.decoding import from_program  # noqa: F401 (what opens it is imported)
 
+    given["imported"] = memory()["peak_bytes"]
     lm = tarnn.load(given["folder"], given["weights"], tokenizer=object())
 
     def write(ids: torch.Tensor, tokens: int) -> None:
@@ -60,10 +68,11 @@ def by_folder(given: dict[str, Any]) -> Any:
     return write
 
 
-def model_of(folder: str) -> Any:
-    import transformers
+def model_of(given: dict[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
 
-    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    given["imported"] = memory()["peak_bytes"]
+    return AutoModelForCausalLM.from_pretrained(given["folder"]).eval()
 
 
 def generate(model: Any, ids: torch.Tensor, tokens: int) -> None:
@@ -71,17 +80,20 @@ def generate(model: Any, ids: torch.Tensor, tokens: int) -> None:
 
 
 def by_transformers(given: dict[str, Any]) -> Any:
-    return partial(generate, model_of(given["folder"]))
+    return partial(generate, model_of(given))
 
 
 def by_patched(given: dict[str, Any]) -> Any:
     import tarnn
+    from tarnn.decoding.kept import forget
     from tarnn.huggingface.fused_forward import fused_forward
 
     tarnn.patch_transformers()
-    model = model_of(given["folder"])
+    model = model_of(given)
 
     def write(ids: torch.Tensor, tokens: int) -> None:
+        if given.get("forgets"):
+            forget(model)
         with fused_forward(model, given["weights"]) if "weights" in given else nullcontext():
             generate(model, ids, tokens)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tarnn.decoding.from_program import default_format
 from tarnn.decoding.fused import checked_program
-from tarnn.decoding.live import check_known, check_numbers, fields_of
+from tarnn.decoding.live import check_known, fields_of, fresh_model, modules_of
 from tarnn.decoding.refusal import Refusal
 from tarnn.program.outline import without_weights
 from tarnn.program.recording import ProgramError
@@ -47,10 +47,11 @@ class Kept(NamedTuple):
         """Whether a model still has what was packed. Raises Refusal for one that has no fused step any more."""
         if weights not in (self.weights, self.runtime.weights):
             return False
-        check_numbers(model)
         if check_known(model, fields_of(model)) is not self.fresh or attention_of(model) != self.attention:
             return False
         tensors = list(tensors_of(model))
+        if [(name, id(x)) for name, x in tensors] != [x.about[:2] for x in self.traces]:
+            return False  # what came in their place may have no numbers to look at
         if [about(*x) for x in tensors] != [x.about for x in self.traces]:
             return False
         pairs = zip(tensors, self.traces, strict=True)
@@ -81,8 +82,9 @@ def kept_runtime(model: nn.Module, weights: str | None = None) -> Runtime:
 
 @torch.no_grad()
 def packed_now(model: nn.Module, weights: str | None) -> Kept:
+    fields = fields_of(model)
     program = checked_program(model)
-    fresh = check_known(model, fields_of(model))
+    fresh = fresh_model(model, fields)  # which it was compared with; another one where the config was written meanwhile
     # before they are packed: what another thread writes meanwhile is a write
     traces = [Trace(about(name, x), sample_of(x).clone()) for name, x in tensors_of(model)]
     runtime = Runtime(program, weights or default_format(program.instructions[0].weights["tokens"].dtype))
@@ -108,8 +110,11 @@ def attention_of(model: Any) -> object:
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers at all of their places."""
-    return chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    """Return parameters and buffers with their places, tied ones with each of theirs."""
+    for place, module in modules_of(model).items():
+        for name, x in chain(module._parameters.items(), module._buffers.items()):
+            if x is not None:
+                yield f"{place}.{name}", x
 
 
 def about(name: str, x: Tensor) -> tuple[object, ...]:
@@ -120,5 +125,6 @@ def about(name: str, x: Tensor) -> tuple[object, ...]:
 def sample_of(x: Tensor) -> Tensor:
     """Return some numbers of a tensor as integers: one of each row of a matrix at least, and of a long one, one a kilobyte."""
     integers, most = SAMPLED[x.element_size()]
-    row = x.shape[-1] if x.ndim > 1 else 1
-    return x.detach().view(integers).reshape(-1)[:: max(1, min(most, row - 1))]
+    step = max(1, min(most, x.shape[-1] - 1)) if x.ndim > 1 else 1
+    x = x.detach().view(integers)
+    return x.as_strided((-(-x.numel() // step),), (step,)) if x.is_contiguous() else x.reshape(-1)[::step]

@@ -166,7 +166,7 @@ class Weights:
             return x
         copy = self.get(name, shape)
         self._source.used.discard(self._whole(name))  # these numbers are there already
-        if not torch.equal(copy, x):
+        if not copy.is_set_to(x) and not torch.equal(copy, x):
             raise UserError(
                 f"{self.place} has other numbers in {self._whole(name)} than in {self._whole(other)}, which the config "
                 "ties (tie_word_embeddings). Set it to false in config.json if the model was trained so."

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from tarnn.decoding.program_step import ProgramStep
 from tarnn.huggingface.foreign_cache import ForeignLayers, tensors_of
 from tarnn.huggingface.fused_forward import FusedForward, asking, entering
-from tarnn.kernels.cpu.products import STORED
+from tarnn.kernels.cpu.products import WEIGHT_TYPES
 from tarnn.ops import State
 
 
@@ -48,7 +48,7 @@ class ForeignForward(FusedForward):
         """Whether it is a layer of a cache that may be written."""
         if type(layer) not in (DynamicLayer, LinearAttentionLayer) or getattr(layer, "record_past", False):
             return False
-        return all(x.dtype in STORED and x.is_cpu for x in tensors_of(layer))
+        return all(x.dtype in WEIGHT_TYPES and x.is_cpu for x in tensors_of(layer))
 
     def begun(self, layer: Any) -> bool:
         """Whether it has seen a token."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.products import FORMATS, STORED, Block, same_numbers
+from tarnn.kernels.cpu.products import FORMATS, WEIGHT_TYPES, Block, same_numbers
 from tarnn.program.fusion import Fusion, Operation
 from tarnn.program.instructions import Program, StateSpec, View
 from tarnn.program.phases import Phases
@@ -235,8 +235,8 @@ def has(state: StateSpec) -> int:
 
 
 def _table(x: Tensor) -> Tensor:
-    """A table as the runtime reads it: of a type of `STORED`, one row after the other."""
-    return (x if x.dtype in STORED else x.float()).detach().contiguous()
+    """A table as the runtime reads it: of a type of `WEIGHT_TYPES`, one row after the other."""
+    return (x if x.dtype in WEIGHT_TYPES else x.float()).detach().contiguous()
 
 
 def pack(program: Program, weights: str) -> Packed:

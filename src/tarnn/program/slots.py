@@ -29,6 +29,7 @@ class Slots:
         self.phases, self.sizes = phases, sizes
         self.slots: list[Slot] = []
         self._base = dict(groups)  # register → (register that it is a part of, offset)
+        self._parts: dict[int, list[int]] = {}  # of each register that is no part of another: those read in it
         self._order: list[tuple[int, Operation]] = [(i, x) for i, p in enumerate(phases) for x in p.all()]
         self._last: dict[int, list[tuple[int, View]]] = {}  # of each register when which part of it is read
         self._find_uses()
@@ -63,6 +64,8 @@ class Slots:
             late = x.kind == "mix"
             for view in x.inputs:
                 self._last.setdefault(view.register, []).append((ends[phase] if late else at, view))
+        for register in self._last:
+            self._parts.setdefault(self._root(register)[0], []).append(register)
 
     def _share_places(self) -> None:
         """Let outputs lie where their inputs did, if nothing reads these any more."""
@@ -84,17 +87,16 @@ class Slots:
             if out.register in self._base or self._read_later(source, later):
                 continue
             self._base[out.register] = (source.register, source.offset)
+            self._parts.setdefault(self._root(source.register)[0], []).extend(self._parts.pop(out.register, []))
             moved.add(out.register)
 
     def _read_later(self, source: View, at: int) -> bool:
         """Whether channels of a view, or of what lies in the same place, are read after a moment."""
         root, offset = self._root(source.register)
         begin, end = offset + source.offset, offset + source.offset + source.size
-        for register, uses in self._last.items():
-            base, first = self._root(register)
-            if base != root:
-                continue
-            for when, view in uses:
+        for register in self._parts.get(root, ()):
+            first = self._root(register)[1]
+            for when, view in self._last[register]:
                 overlaps = first + view.offset < end and first + view.offset + view.size > begin
                 if when > at and overlaps:
                     return True

@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from itertools import pairwise
 
 import peft
 import pytest
@@ -11,7 +12,7 @@ from support.fused_texts import LONG
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tarnn
-from tarnn.decoding import kept
+from tarnn.decoding import kept, live
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.kept import forget, is_kept, kept_runtime
 from tarnn.decoding.refusal import Refusal
@@ -113,6 +114,35 @@ def test_weights_that_were_written_are_packed_anew(what, dtype):
     assert not torch.equal(found, before)
     assert torch.equal(found, logits(FusedStep(model).runtime))
     assert kept_runtime(model) is again
+
+
+def test_packing_compares_with_a_fresh_model_once_and_so_does_each_text(monkeypatch):
+    looks, look = [], live.check_unchanged
+    monkeypatch.setattr(live, "check_unchanged", lambda *pair: looks.append(pair) or look(*pair))
+    model = llama()
+    for count in (1, 2, 3):
+        kept_runtime(model)
+        assert len(looks) == count
+
+
+@pytest.mark.parametrize("shape", [(5, 3000), (7, 1300), (11, 2), (3, 1), (40,), ()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_sample_has_a_number_of_each_row_and_of_long_rows_one_a_kilobyte(shape, dtype, whole):
+    integers = torch.int16 if dtype == torch.bfloat16 else torch.int32
+    x = (
+        torch.arange(torch.Size(shape).numel(), dtype=integers).view(shape).view(dtype)
+    )  # each number's bits are its place
+    if not whole:
+        x = x.mT.contiguous().mT if x.ndim > 1 else torch.stack([x, x], -1)[..., 0]
+    places = kept.sample_of(x).tolist()
+    if len(shape) < 2:
+        assert places == [*range(x.numel())]
+        return
+    rows, row = shape
+    assert {place // row for place in places} == {*range(rows)}
+    assert all(b - a <= max(1, 1024 // dtype.itemsize) for a, b in pairwise(places))
+    assert x.numel() - places[-1] <= max(row, 1024 // dtype.itemsize)
 
 
 def test_each_format_replaces_the_last_and_the_default_is_the_type_of_the_weights():

@@ -21,7 +21,7 @@ from tarnn.large_pages import move_to_large_pages, take_large_pages
 
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
-STORED = {torch.float32, torch.bfloat16, torch.float16}  # types of the weights of a model, and of its embeddings
+WEIGHT_TYPES = {torch.float32, torch.bfloat16, torch.float16}  # types of the weights of a model, and of its embeddings
 GROUP = 32  # inputs that share a factor, of int4
 NOWHERE = -1
 
@@ -126,9 +126,9 @@ def same_numbers(x: Tensor | None) -> object:
 
 
 def _packable(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return matrices as the operator `pack` reads them, of one of the types `STORED` and with unbroken rows; else copies."""
+    """Return matrices as the operator `pack` reads them, all of one of `WEIGHT_TYPES` and with unbroken rows; else copies."""
     types = {w.dtype for w in weights}
-    alike = len(types) == 1 and types <= STORED
+    alike = len(types) == 1 and types <= WEIGHT_TYPES
     return [w if w.stride(1) == 1 else w.contiguous() for w in (weights if alike else [w.float() for w in weights])]
 
 
