@@ -8,7 +8,7 @@ LOCK   := constraints.txt
 TORCH  := torch
 BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test lint nightly test-oldest test-newest coverage format sanitize pages install lock wheel wheels clean
+.PHONY: demo quick test lint nightly docs test-oldest test-newest coverage format sanitize pages install lock wheel wheels clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -35,12 +35,17 @@ lint:
 # under a runtime type checker, the kernels in float64 and under the sanitizers;
 # last, with flash-linear-attention in a folder of its own, what skips without it
 nightly: install lint
+	$(BIN)/python scripts/site/build.py --twice
 	$(BIN)/python -m pytest -n 2 -q --junitxml=build/nightly_tests.xml
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
 	tests/float64.sh
 	tests/sanitize.sh
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/gpu "flash-linear-attention==0.6.*" "fla-core==0.6.*" "triton==3.7.*" einops
 	PYTHONPATH=build/gpu $(BIN)/python -m pytest -n 2 -q tests/gpu tests/huggingface/test_fla.py tests/huggingface/test_fla_functions.py
+
+# the documentation site, in build/docs, and its checks; nothing is fetched. `make nightly` builds it twice and compares
+docs: install
+	$(BIN)/python scripts/site/build.py
 
 # with the lowest versions that pyproject.toml allows, and with the newest that there are, of torch and transformers even
 # beyond its ranges: what breaks, as a table by family of models
