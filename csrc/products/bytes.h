@@ -4,10 +4,16 @@
 //     PlainBytes   shifts and multiplications of any compiler's vectors
 //     PairsOfBytes x86: bytes become sixteen bits, two products an instruction (pmaddwd)
 //     LongBytes    NEON: the same, by smlal, into twice as many sums
-//     DotProducts  AVX-512 VNNI: one instruction for all four, which the processor may lack
 //     ShortSums    for weights from −8 to 7: sums of sixteen bits, which hold 32 products of an output
+//
+// and by one instruction for all four, where the processor has it (dots.h):
+//
+//     DotProducts  x86: vpdpbusd, of AVX-512 VNNI or of AVX-VNNI
+//     MixedDots    NEON: usdot
+//     SignedDots   NEON: sdot, whose levels are signed too
 #pragma once
 
+#include "products/dots.h"
 #include "simd/vector.h"
 
 #if defined(__x86_64__)
@@ -63,6 +69,7 @@ TARNN_INLINE Halves level_halves(std::int32_t x) {
 }
 
 struct PlainBytes {
+  static constexpr const char* name = "shifts";
   static constexpr int tile = many_registers ? 24 : 8;  // sums that fit the registers
   using Weights = Integers<float>;
   using Levels = std::int32_t;
@@ -78,6 +85,7 @@ struct PlainBytes {
 
 #if defined(__AVX2__)
 struct PairsOfBytes {
+  static constexpr const char* name = "pmaddwd";
   static constexpr int tile = many_registers ? 20 : 8;
   using Weights = Halves;
   using Levels = Halves;
@@ -99,6 +107,7 @@ struct PairsOfBytes {
 using BytesOfAll = PairsOfBytes;
 #elif defined(__aarch64__)
 struct LongBytes {
+  static constexpr const char* name = "smlal";
   static constexpr int tile = 12;
   using Weights = Halves;
   using Levels = Halves;
@@ -149,13 +158,60 @@ struct ShortSums {
   }
 };
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
+// tests try the 256-bit form where there is AVX-512 VNNI, but no AVX-VNNI: "%{evex%} vpdpbusd" (tests/kernels/test_bytes.py)
+#if !defined(TARNN_VPDPBUSD) && defined(__AVX512F__)
+#define TARNN_VPDPBUSD "vpdpbusd"
+#elif !defined(TARNN_VPDPBUSD)
+#define TARNN_VPDPBUSD "%{vex%} vpdpbusd"
+#endif
 struct DotProducts : PlainBytes {
+  static constexpr const char* name = "vpdpbusd";
+  static constexpr int tile = many_registers ? 24 : 12;
   using Levels = Integers<float>;
   static TARNN_INLINE Levels levels(std::int32_t x) { return x - Integers<float>{}; }
-  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w)); }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) { asm(TARNN_VPDPBUSD " %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w)); }
+};
+#elif defined(__aarch64__)
+#define TARNN_DOTS ".arch armv8.2-a+dotprod+i8mm\n\t"  // for the assembler
+struct MixedDots : PlainBytes {
+  static constexpr const char* name = "usdot";
+  using Levels = Integers<float>;
+  static TARNN_INLINE Levels levels(std::int32_t x) { return x - Integers<float>{}; }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) {
+    asm(TARNN_DOTS "usdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w));
+  }
+};
+
+/// Levels less 128. One row more, of zeros, then sums what all rows have too little: −128·Σ w.
+struct SignedDots : PlainBytes {
+  static constexpr const char* name = "sdot";
+  static constexpr int tile = 20;
+  static constexpr bool row_of_zeros = true;
+  using Levels = Integers<float>;
+  static TARNN_INLINE Levels levels(std::int32_t x) { return (x ^ static_cast<std::int32_t>(0x80808080)) - Integers<float>{}; }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) {
+    asm(TARNN_DOTS "sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(w), "w"(x));
+  }
 };
 #endif
+
+template <typename Dot>
+constexpr int rows_of_zeros = requires { Dot::row_of_zeros; } ? 1 : 0;
+
+/// f(Dot()), of the best way that this processor has; Plain: for those without an instruction for it.
+template <typename Plain, typename F>
+TARNN_INLINE auto with_dots([[maybe_unused]] Dots has, F f) {
+#if defined(__AVX512F__)
+  if (has.vnni) return f(DotProducts());
+#elif defined(__AVX2__)
+  if (has.avx_vnni) return f(DotProducts());
+#elif defined(__aarch64__)
+  if (has.usdot) return f(MixedDots());
+  if (has.sdot) return f(SignedDots());
+#endif
+  return f(Plain());
+}
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

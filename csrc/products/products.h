@@ -100,50 +100,67 @@ struct FloatWeights {
   static TARNN_INLINE void finish(const Matrix&, Index, const Rows&, Vec<float> (&)[R * N]) {}
 };
 
-/// sums[i, n] += weights(n) · levels(i), of both whichever are fewer kept in registers.
-template <typename Dot, int R, int N, typename F, typename G>
-TARNN_INLINE void add_dots(typename Dot::Sum (&sums)[R * N], F weights, G levels) {
-  if constexpr (R < N) {
-    typename Dot::Levels left[R];
-    unrolled<R>([&](auto i) TARNN_LAMBDA { left[i] = Dot::levels(four_levels(levels(i))); });
-    unrolled<N>([&](auto n) TARNN_LAMBDA {
-      const auto right = Dot::weights(weights(n));
-      unrolled<R>([&](auto i) TARNN_LAMBDA { Dot::add(sums[i * N + n], right, left[i]); });
-    });
-  } else {
-    typename Dot::Weights right[N];
-    unrolled<N>([&](auto n) TARNN_LAMBDA { right[n] = Dot::weights(weights(n)); });
-    unrolled<R>([&](auto i) TARNN_LAMBDA {
-      const auto left = Dot::levels(four_levels(levels(i)));
-      unrolled<N>([&](auto n) TARNN_LAMBDA { Dot::add(sums[i * N + n], right[n], left); });
-    });
-  }
-}
+/// Sums of R rows and N vectors, and what `Dot` adds to them.
+template <typename Dot, int R, int N>
+struct DotTile {
+  static constexpr int rows = R + rows_of_zeros<Dot>;
+  typename Dot::Sum sums[rows * N]{};
 
-/// Tiles of `sums` sums, as many as fit the registers beside what is added to them.
-template <int sums>
+  /// sums[i, n] += weights(n) · levels at(i), of both whichever are fewer kept in registers.
+  template <typename F, typename G>
+  TARNN_INLINE void add(F weights, G at) {
+    const auto levels = [&](auto i) TARNN_LAMBDA {
+      if constexpr (i < R) return Dot::levels(four_levels(at(i)));
+      else return Dot::levels(0);
+    };
+    if constexpr (R < N) {
+      typename Dot::Levels left[rows];
+      unrolled<rows>([&](auto i) TARNN_LAMBDA { left[i] = levels(i); });
+      unrolled<N>([&](auto n) TARNN_LAMBDA {
+        const auto right = Dot::weights(weights(n));
+        unrolled<rows>([&](auto i) TARNN_LAMBDA { Dot::add(sums[i * N + n], right, left[i]); });
+      });
+    } else {
+      typename Dot::Weights right[N];
+      unrolled<N>([&](auto n) TARNN_LAMBDA { right[n] = Dot::weights(weights(n)); });
+      unrolled<rows>([&](auto i) TARNN_LAMBDA {
+        const auto left = levels(i);
+        unrolled<N>([&](auto n) TARNN_LAMBDA { Dot::add(sums[i * N + n], right[n], left); });
+      });
+    }
+  }
+
+  /// Σ w·level, of sum i of R·N.
+  TARNN_INLINE Integers<float> total(int i) const {
+    if constexpr (rows > R) return Dot::total(sums[i]) - Dot::total(sums[R * N + i % N]);
+    else return Dot::total(sums[i]);
+  }
+};
+
+/// Tiles of `sums` sums, as many as fit the registers beside what is added to them. Many rows: wide ones, where a level costs more than a weight.
+template <typename Dot, int sums>
 struct ByteTiles {
-  static constexpr int few_rows = sums / 4, few_vectors = 4, many_rows = sums / 2, many_vectors = 2;
+  static constexpr int few_rows = sums / 4, few_vectors = 4, many_vectors = rows_of_zeros<Dot> ? 4 : 2, many_rows = sums / many_vectors;
 };
 
 /// Whole numbers, four inputs at a time. Sums are whole numbers, too, in the bits of `sums`, until the factor of an output is
 /// multiplied with them.
 template <typename Dot, int tile = Dot::tile>
-struct Int8Weights : ByteTiles<tile> {
+struct Int8Weights : ByteTiles<Dot, tile> {
   static constexpr Index step_bytes = 4 * panel, block = 512;
   static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::int8, inputs); }
 
   template <int R, int N, typename Ask>
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
-    typename Dot::Sum dots[R * N]{};
+    DotTile<Dot, R, N> dots;
     Walk<std::uint8_t, R> levels(in.levels + k, in.ld_levels);
     for (const char* end = w + (n + 3) / 4 * step_bytes; w < end; w += step_bytes, levels.on(4)) {
       ask(w);
-      add_dots<Dot, R, N>(dots, [&](auto j) TARNN_LAMBDA { return load_bytes(w + column % panel * 4 + j * TARNN_VECTOR_BYTES); },
-                          [&](auto i) TARNN_LAMBDA { return levels.row(i); });
+      dots.add([&](auto j) TARNN_LAMBDA { return load_bytes(w + column % panel * 4 + j * TARNN_VECTOR_BYTES); },
+               [&](auto i) TARNN_LAMBDA { return levels.row(i); });
     }
     unrolled<R * N>([&](auto i) TARNN_LAMBDA {
-      sums[i] = bit_cast<Vec<float>>(bit_cast<Integers<float>>(sums[i]) + Dot::total(dots[i]));
+      sums[i] = bit_cast<Vec<float>>(bit_cast<Integers<float>>(sums[i]) + dots.total(i));
     });
   }
 
@@ -161,7 +178,7 @@ struct Int8Weights : ByteTiles<tile> {
 /// Whole numbers from −8 to 7 in groups of 32 inputs: of each group 64 factors (bfloat16), then eight inputs at a time: four in
 /// the low halves of an output's bytes and four in the high ones.
 template <typename Dot>
-struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
+struct Int4Weights : ByteTiles<Dot, many_registers ? 12 : 8> {
   static constexpr Index step_bytes = 4 * panel, block = 512;
   static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::int4, inputs); }
 
@@ -169,20 +186,20 @@ struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
     const Index j = column % panel, end = k + n;
     for (; k < end; k += group, w += group_bytes) {
-      typename Dot::Sum dots[R * N]{};
+      DotTile<Dot, R, N> dots;
       ask(w);  // for factors too, or a ninth of the lines come late
       const char* at = w + factor_bytes;
       for (Index part = k; part < k + group; part += 8, at += step_bytes) {
         ask(at);
         const std::uint8_t* levels = in.levels + part;
-        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + 4 * j + n * TARNN_VECTOR_BYTES)); },
-                            [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels; });
-        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + 4 * j + n * TARNN_VECTOR_BYTES) >> 4); },
-                            [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels + 4; });
+        dots.add([&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + 4 * j + n * TARNN_VECTOR_BYTES)); },
+                 [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels; });
+        dots.add([&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + 4 * j + n * TARNN_VECTOR_BYTES) >> 4); },
+                 [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels + 4; });
       }
       unrolled<N>([&](auto n) TARNN_LAMBDA {
         const Vec<float> scale = Bfloat16::load(reinterpret_cast<const std::uint16_t*>(w) + j + n * width<float>);
-        unrolled<R>([&](auto i) TARNN_LAMBDA { sums[i * N + n] += __builtin_convertvector(Dot::total(dots[i * N + n]), Vec<float>) * scale; });
+        unrolled<R>([&](auto i) TARNN_LAMBDA { sums[i * N + n] += __builtin_convertvector(dots.total(i * N + n), Vec<float>) * scale; });
       });
     }
   }
@@ -265,21 +282,12 @@ void product_by(const Matrix& of, const Rows& in, Index index, float* out, Index
 }
 
 /// One panel of outputs of all rows, to out (rows ldo apart, 64 of each).
-inline void product(const Matrix& of, bool dot_products, const Rows& in, Index index, float* out, Index ldo) {
+inline void product(const Matrix& of, Dots has, const Rows& in, Index index, float* out, Index ldo) {
   switch (of.format) {
     case Format::float32: return product_by<FloatWeights<Float>>(of, in, index, out, ldo);
     case Format::bfloat16: return product_by<FloatWeights<Bfloat>>(of, in, index, out, ldo);
-    case Format::int8:
-#if defined(__AVX512F__)
-      if (dot_products) return product_by<Int8Weights<DotProducts>>(of, in, index, out, ldo);
-      #endif
-      return product_by<Int8Weights<BytesOfAll>>(of, in, index, out, ldo);
-    case Format::int4:
-#if defined(__AVX512F__)
-      if (dot_products) return product_by<Int4Weights<DotProducts>>(of, in, index, out, ldo);
-#endif
-      (void)dot_products;
-      return product_by<Int4Weights<ShortSums>>(of, in, index, out, ldo);
+    case Format::int8: return with_dots<BytesOfAll>(has, [&](auto dot) { product_by<Int8Weights<decltype(dot)>>(of, in, index, out, ldo); });
+    case Format::int4: return with_dots<ShortSums>(has, [&](auto dot) { product_by<Int4Weights<decltype(dot)>>(of, in, index, out, ldo); });
   }
 }
 

@@ -23,7 +23,7 @@ class Featurer {
       : map_(map), d_(d) {
     const Index group = map.heads > 1 ? head * map.omega_panels() : 0;
     for (Index i = 0; map.heads && i < map.omega_panels(); ++i)
-      product(map.omega, false, {n, ldx, x, nullptr, 0, nullptr, nullptr}, group + i, u + i * panel, ldf);
+      product(map.omega, {}, {n, ldx, x, nullptr, 0, nullptr, nullptr}, group + i, u + i * panel, ldf);
     for (Index i = 0; i < n; ++i) {
       float square = 0;
       for (Index c = 0; map.square != 0 && c < d; ++c) square += x[i * ldx + c] * x[i * ldx + c];

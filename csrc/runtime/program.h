@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "products/dots.h"
 #include "products/matrix.h"
 
 namespace tarnn::runtime {
@@ -94,7 +95,7 @@ struct Program {
   Index num_outputs = 0, limit = 0;
   Index num_tokens = 0;  // rows of the table that `embed` reads
   bool extra = false;    // whether a call brings rows that `embed` adds
-  bool dot_products = false;
+  Dots dots;             // of this processor
 };
 
 /// A table of rows that lies outside the block: the embeddings of tokens, of positions.

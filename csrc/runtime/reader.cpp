@@ -102,9 +102,7 @@ Program read_program(const Index* numbers, Index count, const void* block, Index
   for (Index n = reader.number("the phases", 1, reader.most); n > 0; --n) p.phases.push_back(read_phase(reader, p, tables));
   reader.end();
   check_ends(p, reader), check_states(p, reader);
-#ifdef __x86_64__
-  p.dot_products = __builtin_cpu_supports("avx512vnni");
-#endif
+  p.dots = dots_of_processor();
   return p;
 }
 

@@ -296,7 +296,7 @@ class Sweep {
 
   /// Panel i of f(W x), or where the panels of two take turns of f(W x) ⊙ V x.
   void panel_of(const Matrix& w, Function f, bool in_turns, const Rows& in, Index i, float* to, Index ld) {
-    const bool dots = frame_.program.dot_products;
+    const Dots dots = frame_.program.dots;
     Index rows = in.count;
     if (!in_turns) {
       product(w, dots, in, i, to, ld);
@@ -351,7 +351,7 @@ class Sweep {
       for (Index j = 0; j < places.groups(); ++j) {
         const Group g = places.group(j, x, at);
         over_parts(g.rows, [&](Index row, Index rows) {
-          product(matrix(g, 1), frame_.program.dot_products, places.between(g, row, rows), i, made, panel);
+          product(matrix(g, 1), frame_.program.dots, places.between(g, row, rows), i, made, panel);
           for (Index r = 0; r < rows; ++r) {
             const Index place = g.first + row + r;
             const float weight = places.weight(place, x, at);
@@ -417,7 +417,7 @@ class Sweep {
     const Index ld = at.ld(x.out());
     over_panels(w.panels(), [&](Index i, Index row, Index n) {
       float* to = at.at(x.out(), row) + i * panel;
-      product(w, frame_.program.dot_products, from.part(row, n), i, to, ld);
+      product(w, frame_.program.dots, from.part(row, n), i, to, ld);
       if (const float cap = x.number(0); cap != 0.f)
         for (; n > 0; --n, to += ld)
           for (Index c = 0; c < panel; c += width<float>) store(to + c, tanh_of(load(to + c) / cap) * cap);
@@ -505,6 +505,10 @@ void run(const Call& c, Index begin, Index count, void* shared, void* mine, Team
   Sweep(frame, own, begin, count, team).run();
 }
 
+const char* byte_products() {
+  return with_dots<BytesOfAll>(dots_of_processor(), [](auto dot) TARNN_LAMBDA { return decltype(dot)::name; });
+}
+
 }  // namespace
 }  // namespace TARNN_ISA
 }  // namespace tarnn::runtime
@@ -512,6 +516,6 @@ void run(const Call& c, Index begin, Index count, void* shared, void* mine, Team
 namespace tarnn {
 namespace TARNN_ISA {
 extern const RuntimeKernel runtime_kernel;
-const RuntimeKernel runtime_kernel = {runtime::TARNN_ISA::room, runtime::TARNN_ISA::own_room, runtime::TARNN_ISA::run};
+const RuntimeKernel runtime_kernel = {runtime::TARNN_ISA::room, runtime::TARNN_ISA::own_room, runtime::TARNN_ISA::run, runtime::TARNN_ISA::byte_products};
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -60,7 +60,7 @@ inline void head_product(const Instruction& x, const View& at, Index row, Index 
   for (Index head = 0; head < part.heads; ++head) {
     const float* from = at.at(in, row) + (in.heads == 1 ? 0 : head * in.width);
     for (Index i = 0; i < panels; ++i) {
-      product(x.matrices[0], false, {rows, at.ld(in), from, nullptr, 0, nullptr, nullptr}, (part.first + head) * panels + i, to, panel);
+      product(x.matrices[0], {}, {rows, at.ld(in), from, nullptr, 0, nullptr, nullptr}, (part.first + head) * panels + i, to, panel);
       for (Index j = 0; j < rows; ++j) std::copy_n(to + j * panel, smaller(panel, out.width - i * panel), at.at(out, row + j) + head * out.width + i * panel);
     }
   }
