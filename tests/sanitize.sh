@@ -30,7 +30,7 @@ programs_by_threads() {  # the runtime of programs, by its C interface
     "$CXX" -std=c++20 -O1 -g -fsanitize=thread -pthread -I csrc tests/program/threads_alone.cpp build/threads/libtarnn.so \
         -Wl,-rpath,"$PWD/build/threads" -o build/threads_alone
     PYTHONPATH=tests "$PYTHON" -m support.packed_programs build/threads/programs 80
-    TSAN_OPTIONS=halt_on_error=1 build/threads_alone build/threads/programs/*
+    TARNN_BYTES_A_THREAD=0 TSAN_OPTIONS=halt_on_error=1 build/threads_alone build/threads/programs/*
 }
 [[ $# == 0 || $1 == --short ]] && threads
 [[ $# == 0 ]] && programs_by_threads

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "common/operators.h"
 #include "runtime/run.h"
@@ -135,9 +136,7 @@ std::shared_ptr<ProgramJob> job_of(std::shared_ptr<const Opened> opened, const T
   for (const Tensor* x : {&ids, &positions})
     if (!x->has_int64() || !x->is_contiguous()) throw std::runtime_error("ids and positions are int64 and contiguous.");
   const Index n = ids.numel(), b = positions.numel(), threads = std::max<Index>(1, get_num_threads());
-  const auto job = new_job(opened, n, threads);
-  const auto* at = static_cast<const Index*>(positions.const_data_ptr());
-  job->positions.assign(at, at + b);
+  const auto job = new_job(opened, n, {static_cast<const Index*>(positions.const_data_ptr()), static_cast<std::size_t>(b)}, threads);
   give_rows(n, b, starts, *job);
   give_states(p, b, states, *job), check_pairs(p, *job, b);
   Call& c = job->call;
@@ -213,6 +212,16 @@ Index program_log_width(Index handle) { return registry().get(handle)->layout.wi
 
 Index program_version_read() { return program_version; }
 
+std::string byte_products() { return kernels().runtime->byte_products(); }
+
+/// Threads of a call of one token of each sequence at these positions: what a test looks at.
+Index program_threads(Index handle, Tensor positions, Index asked) {
+  if (!positions.has_int64() || !positions.is_contiguous()) throw std::runtime_error("positions are int64 and contiguous.");
+  const auto opened = registry().get(handle);
+  const std::span at{static_cast<const Index*>(positions.const_data_ptr()), static_cast<std::size_t>(positions.numel())};
+  return new_job(opened, positions.numel(), at, asked)->members;
+}
+
 /// Phases of a program: what a test counts.
 Index program_phases(Index handle) { return static_cast<Index>(registry().get(handle)->program.phases.size()); }
 
@@ -222,7 +231,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("program_open(Tensor numbers, Tensor block, Tensor[] tables) -> int");
   m.def("program_close(int handle) -> ()");
   m.def("program_phases(int handle) -> int");
+  m.def("program_threads(int handle, Tensor positions, int asked) -> int");
   m.def("program_version() -> int");
+  m.def("byte_products() -> str");
   m.def("program_run(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor? extra, bool every, Tensor(c!) out, Tensor(d!)? hidden=None) -> ()");
   m.def("program_verify(int handle, Tensor ids, Tensor positions, Tensor? starts, Tensor(a!)[] states, Tensor? extra, Tensor(b!) out, Tensor(c!) hidden, Tensor(d!) log) -> ()");
   m.def("program_accept(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor(c!) log, Tensor counts) -> ()");
@@ -231,6 +242,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) {
   m.impl("program_version", TORCH_BOX(&program_version_read));
+  m.impl("byte_products", TORCH_BOX(&byte_products));
   m.impl("program_close", TORCH_BOX(&program_close));
   m.impl("program_phases", TORCH_BOX(&program_phases));
   m.impl("program_log_width", TORCH_BOX(&program_log_width));
@@ -238,6 +250,7 @@ STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
   m.impl("program_open", TORCH_BOX(&program_open));
+  m.impl("program_threads", TORCH_BOX(&program_threads));
   m.impl("program_run", TORCH_BOX(&program_run));
   m.impl("program_verify", TORCH_BOX(&program_verify));
   m.impl("program_accept", TORCH_BOX(&program_accept));

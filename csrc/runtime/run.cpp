@@ -2,6 +2,7 @@
 #include "runtime/run.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
 #include "common/threads.h"
@@ -11,6 +12,8 @@ namespace {
 
 constexpr Index most_rows = 64;  // at once: their activations stay in the second level of cache
 constexpr Index most_spread = 16;  // times as many where experts share them out
+constexpr double keys_a_task = 512;
+constexpr double rows_as_long_as_reading = 16;  // so many rows are multiplied in the time that their weights take to come
 constexpr std::size_t most_room = std::size_t(1) << 28;  // bytes for more rows than `most_rows`
 
 /// How often threads of a team meet in one block: softmax twice, experts up to five times, a phase of many rows once more for its rows.
@@ -28,7 +31,41 @@ Index spread_of(const Program& p) {
   return std::min(most, most_spread);
 }
 
+/// Bytes that calls read, and tasks of phases.
+Work work_of(const Program& p) {
+  Work work;
+  for (const State& s : p.states) (s.grows() ? work.keys : work.states) += sizeof(float) * static_cast<double>(s.size);
+  for (const Phase& phase : p.phases) {
+    Index panels = 0;
+    const bool experts = phase.op.kind == Kind::experts;
+    for (const Matrix& x : phase.op.matrices) {
+      panels += x.panels();
+      (experts ? work.experts : work.weights) += static_cast<double>(x.panels() * bytes_of_panel(x.format, x.inputs));
+    }
+    if (experts) work.chosen = 2. * static_cast<double>(phase.op.in(1).size()) / static_cast<double>(phase.op.matrices.size());
+    work.panels = std::max(work.panels, panels), work.units = std::max(work.units, phase.units);
+  }
+  return work;
+}
+
+/// TARNN_BYTES_A_THREAD, for tests: 0 lets small programs have as many threads as they are told.
+Index bytes_a_member() {
+  static const char* const text = std::getenv("TARNN_BYTES_A_THREAD");
+  return text ? std::atoll(text) : worth_a_member;
+}
+
 }  // namespace
+
+CallSize size_of(const Opened& opened, Index tokens, std::span<const Index> positions) {
+  const Work& work = opened.work;
+  const auto rows = static_cast<double>(std::min(tokens, most_rows)), sequences = static_cast<double>(positions.size());
+  double keys = static_cast<double>(tokens), longest = 0;  // nobody has checked positions yet
+  for (const Index x : positions) keys += static_cast<double>(x), longest = std::max(longest, static_cast<double>(x));
+  const double bytes = work.weights + work.experts * std::min(1., rows * work.chosen) + work.states * sequences + work.keys * keys;
+  const double of_units = static_cast<double>(work.units) * sequences * (1 + longest / keys_a_task), of_panels = 2. * static_cast<double>(work.panels);
+  return {static_cast<Index>(opened.program.phases.size()), bytes * std::max(1., rows / rows_as_long_as_reading),
+          static_cast<Index>(std::min(1e9, std::max({rows, of_units, of_panels})))};
+}
 
 std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, const void* block, Index bytes, std::vector<Table> tables,
                                            std::shared_ptr<const void> kept) {
@@ -37,14 +74,16 @@ std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, co
   opened->program = read_program(numbers, count, block, bytes, opened->tables);
   opened->phases_of_block = phases_of_block(opened->program), opened->spread = spread_of(opened->program);
   opened->layout = layout_of(opened->program);
+  opened->processors = processors_allowed(), opened->work = work_of(opened->program);
   opened->kept = std::move(kept);
   return opened;
 }
 
-std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, Index threads) {
+std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, std::span<const Index> positions, Index threads) {
+  threads = team_size(threads, opened->processors, size_of(*opened, tokens, positions), bytes_a_member());
   const Index each = std::max<Index>(1, std::min(tokens, most_rows * ((threads + 15) / 16))), blocks = (tokens + each - 1) / each;
   auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
-  job->rows_of_block = each;
+  job->rows_of_block = each, job->positions.assign(positions.begin(), positions.end());
   job->call.program = &opened->program, job->call.tables = opened->tables.data(), job->call.num_rows = tokens, job->call.layout = &opened->layout;
   job->opened = std::move(opened);
   return job;

@@ -2,10 +2,19 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "runtime/call.h"
+#include "runtime/team_size.h"
 
 namespace tarnn::runtime {
+
+/// What calls of a program have to do. Bytes: weights of all rows, of all experts, states of a sequence, keys and values of a token; chosen: the share of
+/// the experts that a row reads. Tasks of the largest phases: panels of weights, units of heads.
+struct Work {
+  double weights = 0, experts = 0, chosen = 0, states = 0, keys = 0;
+  Index panels = 0, units = 0;
+};
 
 /// A program, its tables, and whatever keeps their memory.
 struct Opened {
@@ -14,6 +23,8 @@ struct Opened {
   std::shared_ptr<const void> kept;
   Index phases_of_block = 0;
   Index spread = 1;  // times as many rows go at once as without experts
+  double processors = 1;  // that this process was allowed when the program was opened
+  Work work;
   LogLayout layout;
 };
 
@@ -35,8 +46,11 @@ struct ProgramJob : Job {
   Index tokens_of(Index i) const { return starts[static_cast<std::size_t>(i + 1)] - starts[static_cast<std::size_t>(i)]; }
 };
 
-/// A call of some tokens in all by so many threads, whose sequences and states have still to be given.
-std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, Index threads);
+/// A call of some tokens in all, of sequences at these positions, by so many threads at most; their states have still to be given.
+std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, std::span<const Index> positions, Index threads);
+
+/// What such a call is.
+CallSize size_of(const Opened& opened, Index tokens, std::span<const Index> positions);
 
 /// A token that is not there, or one beyond the last position.
 struct BadToken : std::runtime_error {

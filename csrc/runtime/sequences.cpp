@@ -105,7 +105,7 @@ void Sequences::give(ProgramJob& job, const Index* tokens, std::span<const Index
   const Program& p = file_->opened->program;
   Call& c = job.call;
   c.b = count(), c.most_rows = 1, c.ids = tokens, c.out = logits;
-  job.positions = positions_, c.positions = job.positions.data();
+  c.positions = job.positions.data();
   job.starts.push_back(0);
   for (Index i = 0; i < c.b; ++i) {
     const Index n = counts.empty() ? 1 : counts[static_cast<std::size_t>(i)];
@@ -138,7 +138,7 @@ void Sequences::read(const Index* tokens, std::span<const Index> counts, Index t
   for (const Index n : counts)
     if (n < 0 || __builtin_add_overflow(total, n, &total) || total > Index(1) << 40) throw std::invalid_argument("each sequence reads 0 tokens or more; got " + std::to_string(n) + ".");
   if (total == 0) return;
-  const auto job = new_job(file_->opened, total, threads);
+  const auto job = new_job(file_->opened, total, positions_, threads);
   std::vector<float> extra;
   give(*job, tokens, counts, extra, logits);
   const FlushDenormals flush;

@@ -56,7 +56,7 @@ class Helpers {
       }
       // woken for another job, of more members, this one may find a smaller one
       if (member < job->members) try {
-        job->work(member, Team::Member(job->team));
+        job->work(member, Team::Member(job->team, member));
       } catch (const NoPhaseLeft&) {  // the caller's thread says so
       }
     }
@@ -86,7 +86,7 @@ void run_job(const std::shared_ptr<Job>& job) {
   const Clock::time_point began = Clock::now();
   const Index allowed = prudence.allowed(job->members, began);
   if (allowed > 1) helpers().offer(job, allowed - 1);
-  job->work(0, Team::Member(job->team));
+  job->work(0, Team::Member(job->team, 0));
   const Clock::time_point now = Clock::now();
   if (allowed > 1) prudence.learn(job->team.held_up(), now - began, now);
 }

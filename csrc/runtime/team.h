@@ -57,7 +57,7 @@ class Team {
   /// One thread's way through the phases; in a team without phases it does all tasks itself. Behind the last one all throw NoPhaseLeft.
   class Member {
    public:
-    explicit Member(Team& team) : team_(&team), at_(team.phases_.get()), end_(at_ + team.num_phases_) {}
+    Member(Team& team, Index number) : team_(&team), number_(number), at_(team.phases_.get()), end_(at_ + team.num_phases_) {}
     template <typename F, typename G>
     void phase(Index tasks, F task, G then) {
       if (!at_) {
@@ -68,7 +68,8 @@ class Team {
       Phase& p = *at_++;
       const Clock::time_point began = Clock::now();
       bool worked = false;
-      for (Index i; (i = p.next.fetch_add(1, std::memory_order_relaxed)) < tasks; worked = true) {
+      // of more members than tasks the last ones only wait: they would take the counters from those who work
+      for (Index i; number_ < std::max<Index>(1, tasks) && (i = p.next.fetch_add(1, std::memory_order_relaxed)) < tasks; worked = true) {
         task(i);
         if (p.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
           then();
@@ -87,6 +88,7 @@ class Team {
 
    private:
     Team* team_;
+    Index number_;
     Phase *at_, *end_;
   };
 

@@ -117,12 +117,17 @@ def test_without_a_checkpoint_it_tells_what_it_runs_on(command):
     assert facts["threads"] == torch.get_num_threads() == 1
     assert facts["cores"] >= 1
     assert facts["kernel"] == library.status()._asdict()
+    assert facts["byte_products"] in (
+        ("vpdpbusd", "pmaddwd", "usdot", "sdot", "smlal") if library.available() else (None,)
+    )
     text = command("info").out
     assert f"torch {torch.__version__}" in text
     assert facts["processor"] in text
+    assert re.search(rf"int8 products +{facts['byte_products'] or 'none'}\n", text)
     with library.disabled():
         text = command("info").out
     assert re.search("CPU kernel +PyTorch: switched off by", text)
+    assert re.search("int8 products +none", text)
     assert command("info", "--lengths", "9").is_refusal("name one: `tarnn info CHECKPOINT")
 
 

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from support.alone import build, output
 
-from tarnn.cli.threads import THREAD_CHOICES, stay_within_quota
+from tarnn.cli.threads import THREAD_CHOICES, processors, stay_within_quota
 
 V2, V1 = "0::/box of one/inner\n", "9:memory:/box\n4:cpu,cpuacct:/box\n1:name=systemd:/\n"
 
@@ -62,6 +63,19 @@ def test_no_more_threads_than_the_quota_has_processors(system, groups, files, th
     environment = {}
     stay_within_quota(environment, system(groups, files))
     assert environment.get("OMP_NUM_THREADS") == threads
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    return build("team_size_alone", tmp_path_factory.mktemp("team_size"))
+
+
+@pytest.mark.parametrize(("groups", "files", "threads"), CASES.values(), ids=CASES)
+def test_the_compiled_runtime_reads_the_same_quota(runtime, system, groups, files, threads):
+    root = system(groups, files)
+    quota = processors(root)
+    assert quota is None or quota > 0
+    assert output(runtime, "quota", root) == ("inf" if quota is None else f"{quota:g}")
 
 
 @pytest.mark.parametrize("name", THREAD_CHOICES)

@@ -85,6 +85,25 @@ def test_threads_do_not_change_bits(weights):
     assert all(torch.equal(x, y) for a, b in zip(one, three, strict=True) for x, y in zip(a, b, strict=True))
 
 
+def test_eight_threads_on_any_number_of_cores_give_the_same_bits():
+    """They wait for each other only where one is inside a task, so it ends."""
+    runtime, before = Runtime(drawn_program(2)), torch.get_num_threads()
+    rows, results = torch.arange(100).view(5, 20) % VOCABULARY, []
+    try:
+        for threads in (1, 8):
+            torch.set_num_threads(threads)
+            logits, state = runtime.prefill(rows, runtime.new_state(5, 60))
+            for i in range(40):
+                logits, state = runtime(torch.tensor([i % 7] * 5), state)
+            results.append(logits)
+    finally:
+        torch.set_num_threads(before)
+    position = torch.zeros(5, dtype=torch.int64)
+    taken = [torch.ops.tarnn_cpu.program_threads(runtime.handle, position, n) for n in (1, 2, 8)]
+    assert taken[:2] == [1, 2] < taken[1:]
+    assert torch.equal(*results)
+
+
 def llama(layers):
     record, generator = Recorder(limit=2000), torch.Generator().manual_seed(0)
 

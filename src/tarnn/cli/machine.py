@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tarnn
-from tarnn.cli.threads import described
+from tarnn.cli.threads import described, processors
 from tarnn.matmul import refusal
 from tarnn.ops import backends
 
@@ -27,10 +27,12 @@ def machine_facts() -> dict[str, Any]:
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "quota": processors(),
         "idle_threads": described(),
         "accelerator": accelerator(),
         "products": refusal() or "oneDNN in float32",
         "kernel": backends.cpu_kernels(),
+        "byte_products": backends.byte_products(),
         "gpu_kernel": backends.gpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
@@ -62,14 +64,16 @@ def accelerator() -> str | None:
 
 def machine_text(facts: dict[str, Any]) -> str:
     """Format the facts as a page."""
+    quota = f"; this process may use {facts['quota']:g} processors" if facts["quota"] else ""
     rows = {
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
         "system": facts["system"],
         "processor": f"{facts['processor']}, {facts['cores']} cores",
-        "threads": f"{facts['threads']}, waiting by {facts['idle_threads']}",
+        "threads": f"{facts['threads']}, waiting by {facts['idle_threads']}{quota}",
         "accelerator": facts["accelerator"] or "none",
         "products": facts["products"],
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
+        "int8 products": facts["byte_products"] or "none",
     }
     if (gpu := facts["gpu_kernel"]) is not None:
         rows["GPU kernels"] = "{path}: {why} (for {ops})".format(**gpu)

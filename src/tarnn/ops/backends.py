@@ -54,6 +54,11 @@ def cpu_kernels() -> dict[str, str]:
     return library.status()._asdict()
 
 
+def byte_products() -> str | None:
+    """Return the instruction that multiplies int8 and int4 weights on this processor; None without compiled kernels."""
+    return str(torch.ops.tarnn_cpu.byte_products()) if library.available() else None
+
+
 def gpu_kernels() -> dict[str, str] | None:
     """Return what computes on the first GPU, why, and for which ops; None without a GPU."""
     ops = ", ".join(sorted(op for op in choices() if named("fla", op) is not None))

@@ -1,12 +1,13 @@
 """Load the library of compiled kernels, and say whether it can be used, and if not, why.
 
 `libtarnn_cpu.so` lies beside this file where the package's build could compile `csrc/`. It is loaded when it is
-first asked for, which registers `torch.ops.tarnn_cpu`. Four variables of the environment are read, once:
+first asked for, which registers `torch.ops.tarnn_cpu`. Five variables of the environment are read, once:
 
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
 TARNN_ISA       avx2, avx512 or avx512bf16 (x86-64) or baseline (elsewhere), rather than the richest of the processor.
 TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them), and
                 caches (tarnn.large_pages) neither.
+TARNN_BYTES_A_THREAD  so many bytes of a layer are worth a thread of the runtime (262144; tests: 0).
 TARNN_BINARY    another library to load: the sanitizers' (`tests/sanitize.sh`), or one with float64 (`tests/float64.sh`).
 """
 
