@@ -1,10 +1,13 @@
 // Packed programs by the C interface: two callers at once, each with several threads, give the bits of one thread. Built by itself, also with
-// ThreadSanitizer (tests/sanitize.sh). Usage: threads_alone FILE...; prints "fine".
+// ThreadSanitizer (tests/sanitize.sh). Usage: threads_alone [.SUFFIX] FILE...; prints "fine". With a suffix it writes the logits of each file beside it
+// (tests/aarch64.sh).
 #include "runtime/tarnn.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,10 +49,15 @@ Logits read(const tarnn_program* program, int threads) {
 
 int main(int count, char** files) {
   if (count < 2) return 2;
-  for (int i = 1; i < count; ++i) {
+  const bool writes = files[1][0] == '.';
+  for (int i = 1 + writes; i < count; ++i) {
     tarnn_program* program = nullptr;
     check(tarnn_open(files[i], &program));
     const Logits expected = read(program, 1);
+    if (writes) {
+      std::ofstream to(std::string(files[i]) + files[1], std::ios::binary);
+      to.write(reinterpret_cast<const char*>(expected.data()), static_cast<std::streamsize>(sizeof(float) * expected.size()));
+    }
     for (int round = 0; round < 3; ++round) {
       Logits other, mine;
       std::thread second([&] { other = read(program, 3); });
