@@ -5,6 +5,7 @@ python tests/smoke.py              the compiled kernels have to be there
 python tests/smoke.py --plain      they have to be missing (no compiler was there): plain PyTorch, and one warning
 """
 
+import platform
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ if PLAIN:
     assert "C++ compiler" in str(warning.message), warning
 else:
     assert path.startswith("compiled"), (path, why)
+    assert (path == "compiled, baseline") == (platform.machine().lower() not in ("x86_64", "amd64")), path
     assert not caught, caught
 
 for name, phi in {"elu": tarnn.Elu(), "favor": tarnn.PositiveRandomFeatures(8, 32, seed=0).double()}.items():

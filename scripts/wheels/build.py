@@ -85,6 +85,11 @@ def check(archive: Path, wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(wheel) as packed:
         libraries = [packed.extract(file, name) for file in packed.namelist() if file.endswith(".so")]
         run(sys.executable, ROOT / "scripts/wheels/symbols.py", *libraries)
+        for library in map(Path, libraries):
+            if not all(isa + b"\0" in library.read_bytes() for isa in (b"avx2", b"avx512")):
+                sys.exit(
+                    f"{library.name} lacks kernels for AVX2 or AVX-512: CMake took the processor for another kind."
+                )
 
 
 def digests(files: list[Path]) -> dict[str, str]:
