@@ -64,7 +64,7 @@ def readable_signature(
     """Write shapes as the source has them, and no addresses of functions."""
 
     def short(text: str | None) -> str | None:
-        text = re.sub(r"<function ([\w.<>]+) at 0x\w+>", r"\1", text or "")
+        text = re.sub(r"<function ([\w.]+)(?: at 0x\w+)?>", r"\1", text or "")  # or Sphinx can't read it as Python
         text = re.sub(r"<(\w+) object at 0x\w+>|<(?:class|module) '([\w.]+)'[^>]*>", r"\1\2", text)
         return re.sub(r"~?\bjaxtyping\.", "", text) or None
 

@@ -239,7 +239,8 @@ def test_copies_for_programs(tmp_path):
 @pytest.mark.slow
 def test_sphinx_builds_a_small_site_twice_with_the_same_bytes(small, tmp_path):
     (small / "index.md").write_text(
-        f"{GOOD}\n```{{toctree}}\nmore\n```\n\n```{{eval-rst}}\n.. autofunction:: tarnn.linear_attention\n```\n"
+        f"{GOOD}\n```{{toctree}}\nmore\n```\n\n```{{eval-rst}}\n.. autofunction:: tarnn.linear_attention\n\n"
+        ".. autofunction:: tarnn.load\n```\n"
     )
     made = []
     for name in ("first", "second"):
@@ -262,5 +263,7 @@ def test_sphinx_builds_a_small_site_twice_with_the_same_bytes(small, tmp_path):
     text = re.sub(r"<[^>]+>", "", html)
     assert "Float[Tensor, 'b h t d']" in re.sub(r"\s+", " ", text)
     assert 'id="tarnn.linear_attention"' in html
+    assert "= silent," in text  # a default that is a function
+    assert "~" not in text
     assert "0x" not in text
     assert checks.check(small, tmp_path / "first") == []
