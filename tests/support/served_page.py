@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 
 OUTSIDE = """
 return [...document.querySelectorAll('body *')].filter(x => !x.closest('.unseen') && x.getClientRects().length)
@@ -22,9 +23,31 @@ return [...document.querySelectorAll('body *')].filter(x => !x.closest('.unseen'
     return [x.textContent.slice(0, 30), (Math.max(a, b) + .05) / (Math.min(a, b) + .05)]; });
 """
 NAMELESS = """
-return [...document.querySelectorAll('button, input, select, textarea')]
+return [...document.querySelectorAll('button, input, select, textarea, summary, a')]
   .filter(x => !(x.ariaLabel || x.textContent.trim() || x.labels?.length)).map(x => x.outerHTML);
 """
+
+LINES = """
+const widths = [];
+for (const x of document.querySelectorAll('.theirs .text')) {
+  const range = document.createRange(), node = x.firstChild;
+  let top = null, width = 0;
+  for (let i = 0; i < node.length; i++) {
+    range.setStart(node, i); range.setEnd(node, i + 1);
+    const box = range.getBoundingClientRect();
+    if (box.top !== top) { widths.push(width); [top, width] = [box.top, 0]; }
+    width += 1;
+  }
+  widths.push(width);
+}
+return Math.max(...widths);
+"""  # characters of the longest line of an answer
+
+
+def readable(text):
+    """Leave out what the page would show as boxes: bytes that are no characters, and what no font draws."""
+    hidden = {"Cc", "Cn", "Co", "Cs"}
+    return "".join(x for x in text if x in "\t\n" or (x != "\ufffd" and unicodedata.category(x) not in hidden))
 
 
 def wait(check, seconds=20.0):
@@ -41,9 +64,16 @@ class Page:
 
     def __init__(self, browser, address, ready="send.disabled === false"):
         self.browser, self.address = browser, address
-        browser.open(address)
-        wait(lambda: self.ask(ready))
+        self.open(address, ready)
         browser.requests(), browser.complaints()
+
+    def open(self, address, ready="send.disabled === false"):
+        """Open an address, or the same one again, as a reload does."""
+        if address == self.browser.run("return location.href"):
+            self.browser.run("location.reload()")
+        else:
+            self.browser.open(address)
+        wait(lambda: self.browser.run("return document.readyState === 'complete'") and self.ask(ready))
 
     def ask(self, what):
         """The value of an expression, in which elements with an id are variables; textContent is a string."""
@@ -71,8 +101,12 @@ class Page:
 
     def click(self, name, nth=0):
         """A button of a message, by the beginning of its spoken name: the nth from the top."""
-        named = f"filter(x => (x.ariaLabel || '').startsWith({json.dumps(name)}))"
+        named = f"filter(x => (x.ariaLabel || x.textContent).startsWith({json.dumps(name)}))"
         self.browser.run(f"[...document.querySelectorAll('button')].{named}[{nth}].click()")
+
+    @property
+    def asked(self):
+        return self.browser.run("return [...document.querySelectorAll('.mine .text')].map(x => x.textContent)")
 
     @property
     def answers(self):

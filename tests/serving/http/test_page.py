@@ -2,12 +2,13 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import httpx
 import pytest
 from support import browser as browsers
 from support.live_server import running
-from support.served_page import CONTRASTS, NAMELESS, OUTSIDE, Page, wait
+from support.served_page import CONTRASTS, LINES, NAMELESS, OUTSIDE, Page, readable, wait
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
@@ -26,7 +27,7 @@ KEY = "open-sesame-1234"
 
 @pytest.fixture(scope="module")
 def engine(served):
-    model = served("endless")
+    model = replace(served("endless"), name="linear")  # as the server calls it
     with Engine(model, store=StateStore(model)) as engine:
         yield engine
 
@@ -57,7 +58,7 @@ def test_a_text_goes_on_as_the_api_writes_it(page, http):
     how = {"max_output_tokens": 24, "seed": 7}
     one = http.post("/v1/responses", json={"input": PROMPT, **how}).json()
     two = http.post("/v1/responses", json={"previous_response_id": one["id"], **how}).json()
-    assert [first, second] == [x["output"][0]["content"][0]["text"] for x in (one, two)]
+    assert [first, second] == [readable(x["output"][0]["content"][0]["text"]) for x in (one, two)]
 
 
 def test_the_state_stands_beside_what_a_cache_would_hold(page, http):
@@ -70,7 +71,7 @@ def test_the_state_stands_beside_what_a_cache_would_hold(page, http):
         number, unit = page.text(name).split()
         assert float(number) * {"bytes": 1, "KB": 1e3, "MB": 1e6}[unit] == pytest.approx(size, rel=6e-3)
     assert re.fullmatch(r"[\d,]+", page.text("speed"))
-    assert page.facts[0].startswith("24 tokens")
+    assert page.facts[0].startswith("24 tokens, ")
     widths = page.browser.run("return ['state-bar', 'cache-bar'].map(x => document.getElementById(x).style.width)")
     parts = [float(x.removesuffix("%")) / 100 for x in widths]
     assert parts == pytest.approx([state / max(state, cache), cache / max(state, cache)], abs=1e-5)
@@ -80,13 +81,13 @@ def test_undo_goes_back_and_the_same_seed_writes_the_same(page):
     page.send(PROMPT)
     page.send("and then ")
     before = page.answers
-    page.click("Undo from answer 2")
+    page.click("Undo from here: answer 2")
     assert page.answers == before[:1]
     assert page.ask("text.value") == "and then "
     page.browser.press("enter")
     page.rest()
     assert page.answers == before
-    page.click("Undo from message 1 of yours")
+    page.click("Undo from here: message 1 of yours")
     assert page.answers == []
     assert page.ask("text.value") == PROMPT
 
@@ -94,7 +95,7 @@ def test_undo_goes_back_and_the_same_seed_writes_the_same(page):
 def test_forks_share_a_beginning_and_part(page):
     page.send(PROMPT)
     page.send("one ")
-    page.click("Fork behind answer 1")
+    page.click("Fork after this: answer 1")
     assert len(page.answers) == 1
     page.send("two ")
     other = page.answers
@@ -103,7 +104,7 @@ def test_forks_share_a_beginning_and_part(page):
     mine = page.answers
     assert mine[0] == other[0]
     assert mine[1] != other[1]
-    page.click("Fork before message 2 of yours")
+    page.click("Fork before this: message 2 of yours")
     assert page.ask("text.value") == "one "
     page.browser.press("enter")
     page.rest()
@@ -115,8 +116,134 @@ def test_forks_share_a_beginning_and_part(page):
     ]
 
 
+def test_an_empty_page_says_what_the_model_is(page, http):
+    """Its name and sizes, and a beginning to click on: the text then goes on from it."""
+    model = http.get("/v1/models").json()["data"][0]
+    said = page.browser.run("return document.querySelector('.welcome').textContent")
+    assert model["id"] in said
+    assert f"{model['parameters']:,} parameters" in said
+    assert page.text("state-bytes") in said
+    page.click("Try: Once upon a time")
+    page.rest()
+    assert page.asked == ["Once upon a time"]
+    assert len(page.answers) == 1
+    assert not page.browser.run("return !!document.querySelector('.welcome')")
+
+
+def test_a_conversation_survives_a_reload(page):
+    """With its forks in the same tab; by its address alone in another one, where the server tells the conversation."""
+    page.send(PROMPT)
+    page.send("one ")
+    page.click("Fork after this: answer 1")
+    page.send("two ")
+    seen, facts = (page.asked, page.answers), page.facts
+    length = page.text("length")
+    page.open(page.browser.run("return location.href"))
+    assert ((page.asked, page.answers), page.facts, page.text("length")) == (seen, facts, length)
+    page.click("Fork 1,")
+    assert page.asked == [PROMPT, "one "]
+    page.click("Fork 2,")
+    address = page.browser.run("return location.href")
+    page.browser.open("about:blank")
+    page.open(address)
+    assert ((page.asked, page.answers), page.text("length")) == (seen, length)
+    assert page.browser.run("return document.getElementById('branches').hidden")
+    page.put(seed=7, max_tokens=24)
+    page.send("three ")
+    assert "already in the state" in page.facts[2]
+
+
+def test_a_stopped_answer_is_a_part_of_what_is_opened_again(page, http):
+    """The page sends what the server does not hold as metadata, in pieces."""
+    pieces = {"page0": '[{"asked":"the cat ","answer":"sat"},', "page1": '{"asked":" on "}]'}
+    body = {"input": "the cat sat on ", "max_output_tokens": 24, "metadata": pieces}
+    response = http.post("/v1/responses", json=body).json()
+    page.browser.open("about:blank")
+    page.open(f"{page.address}/#{response['id']}")
+    assert page.asked == ["the cat ", " on "]
+    assert page.answers == ["sat", readable(response["output"][0]["content"][0]["text"])]
+    assert page.facts[0] == "Stopped."
+
+
+def test_an_address_of_no_response_is_the_servers_own_sentence(page, http):
+    sentence = http.get("/v1/responses/resp_none").json()["error"]["message"]
+    page.browser.open(f"{page.address}/#resp_none")
+    assert wait(lambda: page.text("alert")) == sentence
+    assert page.answers == []
+    assert "404" in "".join(page.browser.complaints())
+
+
+def test_what_was_not_sent_from_the_page_is_said_to_be_unknown(page, http):
+    one = http.post("/v1/responses", json={"input": PROMPT, "seed": 7, "max_output_tokens": 24}).json()
+    page.browser.open(f"{page.address}/#{one['id']}")
+    assert wait(lambda: page.answers) == [readable(one["output"][0]["content"][0]["text"])]
+    assert "was not sent from this page" in page.asked[0]
+
+
+def test_a_new_text_begins_empty_and_the_way_back_leads_to_the_old_one(page):
+    page.send(PROMPT)
+    before = page.answers
+    page.click("New text")
+    assert page.answers == []
+    assert page.text("length") == "0"
+    page.browser.run("history.back()")
+    wait(lambda: page.answers == before)
+
+
+def test_copies_are_what_is_read(page):
+    page.browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    page.send(PROMPT)
+    page.click("Copy: answer 1")
+    assert page.browser.run("return window.copied") == page.answers[0]
+    page.click("Copy all")
+    assert page.browser.run("return window.copied") == PROMPT + page.answers[0]
+
+
+def test_one_menu_at_a_time_and_escape_closes_it(page):
+    page.send(PROMPT)
+    menus = "return [...document.querySelectorAll('.menu')].map(x => x.open)"
+    page.browser.point(".mine .menu summary")
+    assert page.browser.run(menus) == [True, False]
+    page.browser.press("escape")
+    assert page.browser.run(menus) == [False, False]
+    assert page.browser.run("return document.activeElement.ariaLabel") == "Actions for message 1 of yours"
+    page.browser.point(".theirs .menu summary")
+    page.browser.point("h1")
+    assert page.browser.run(menus) == [False, False]
+
+
+def test_nothing_is_a_box_and_how_much_is_left_out_is_said(page, http):
+    answer = http.post("/v1/responses", json={"input": PROMPT, "seed": 7, "max_output_tokens": 24}).json()
+    text = answer["output"][0]["content"][0]["text"]
+    left_out = len(text) - len(readable(text))
+    assert left_out > 1
+    page.send(PROMPT)
+    assert "\ufffd" not in page.answers[0]
+    assert f"{left_out} characters that can't be shown are left out." in page.facts[0]
+
+
+@pytest.mark.parametrize("size", WIDTHS, ids=lambda x: str(x[0]))
+def test_memory_stays_in_sight_and_lines_are_short(browser, address, size):
+    browser.look(*size)
+    page = Page(browser, address)
+    page.put(max_tokens=24)
+    page.send(PROMPT)
+    browser.run(
+        "document.querySelector('.theirs .text').firstChild.data = "
+        "'The old house stood at the end of a lane, and nobody had lived there for years. '.repeat(60)"
+    )
+    browser.run("scrollTo(0, document.documentElement.scrollHeight)")
+    top, bottom = browser.run(
+        "const r = document.getElementById('memory').getBoundingClientRect(); return [r.top, r.bottom]"
+    )
+    assert 0 <= top < bottom <= size[1]
+    assert bottom < size[1] / 2
+    assert browser.run("return scrollY") > 100
+    assert 30 < browser.run(LINES) <= 70
+
+
 def test_escape_stops_and_what_came_stays(page, engine):
-    page.put(max_tokens=10_000_000)
+    page.put(max_tokens=250_000)
     page.write(PROMPT)
     page.browser.press("enter")
     wait(lambda: page.answers and len(page.answers[0]) > 50)
@@ -124,7 +251,7 @@ def test_escape_stops_and_what_came_stays(page, engine):
     page.browser.press("escape")
     page.rest()
     wait(lambda: engine.stats.running == 0)
-    assert page.facts == ["stopped"]
+    assert page.facts[0].startswith("Stopped.")
     assert page.text("status") == "Stopped."
     stopped = page.answers[0]
     page.put(max_tokens=24)
@@ -138,7 +265,7 @@ def chat(browser, served_folder, tmp_path):
     """The page before a model with a chat template, on a server that wants a key."""
     folder = shutil.copytree(served_folder("endless"), tmp_path / "chatty")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    model = open_served(folder)
+    model = open_served(folder, name="c")
     settings = ServerSettings(keys=(KEY,))
     with Engine(model, store=StateStore(model)) as engine, running(create_app({"c": engine}, settings)) as address:
         yield address
@@ -158,7 +285,7 @@ def test_a_chat_behind_a_key(browser, chat):
     assert (page.text("text-label"), page.text("send")) == ("Message", "Send")
     page.send("Where is the cat?")
     page.send("   ")  # nothing is asked
-    page.put(text="", max_tokens=10_000_000)
+    page.put(text="", max_tokens=250_000)
     page.write("And the hat?")
     browser.press("enter")
     wait(lambda: len(page.answers) == 2 and len(page.answers[1]) > 50)
@@ -170,11 +297,11 @@ def test_a_chat_behind_a_key(browser, chat):
     with httpx.Client(base_url=chat, headers={"Authorization": f"Bearer {KEY}"}) as http:
         asked = {"input": "Where is the cat?", "seed": 7, "max_output_tokens": 12}
         answer = http.post("/v1/responses", json=asked).json()
-        assert answer["output"][0]["content"][0]["text"] == first
+        assert readable(answer["output"][0]["content"][0]["text"]) == first
     said = ["Where is the cat?", "And the hat?", "And then?"]
     assert second
     assert third
-    assert page.browser.run("return [...document.querySelectorAll('.mine .text')].map(x => x.textContent)") == said
+    assert page.asked == said
     browser.complaints()
 
 
@@ -209,7 +336,7 @@ def test_it_fits_and_can_be_read(browser, address, size, dark, tmp_path):
     page = Page(browser, address)
     page.put(max_tokens=60)
     page.send(PROMPT)
-    page.click("Fork behind answer 1")
+    page.click("Fork after this: answer 1")
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.run(OUTSIDE) == []
     faint = [(text, ratio) for text, ratio in browser.run(CONTRASTS) if ratio < 4.5]
@@ -222,13 +349,16 @@ def test_it_fits_and_can_be_read(browser, address, size, dark, tmp_path):
 def test_all_can_be_done_by_keys(page):
     page.send(PROMPT)
     reached = []
-    for _ in range(40):
+    for _ in range(60):
         page.browser.press("tab")
         name = page.browser.run("const x = document.activeElement; return x.id || x.ariaLabel || x.tagName")
+        if name == "Actions for answer 1" and name not in reached:
+            page.browser.press("enter")  # opens the menu, whose actions come next
         reached.append(name)
-        if reached.count(name) > 1:
+        if name != "SUMMARY" and reached.count(name) > 1:
             break
-    expected = {"text", "send", "temperature", "top_p", "seed", "max_tokens", "Fork behind answer 1"}
+    expected = {"new", "copy", "api", "text", "send", "temperature", "top_p", "seed", "max_tokens"}
+    expected |= {f"{action}: answer 1" for action in ("Fork after this", "Undo from here", "Copy")}
     assert expected <= set(reached)
     assert page.browser.run("return document.getElementById('status').getAttribute('aria-live')") == "polite"
     assert page.text("status") == "The answer has ended: 24 tokens."

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -41,7 +42,18 @@ def test_nothing_else_is_named_and_nothing_is_inline():
     html = TEXTS["index.html"]
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
     named = set(re.findall(r'(?:src|href)="([^"]*)"', html)) | set(re.findall(r'from "\./([^"]*)"', TEXTS["main.js"]))
-    assert named == {"data:,", "page/look.css", "page/main.js", "server.js"}
+    assert named == {"data:,", "openapi.json", "page/look.css", "page/main.js", "server.js"}
+
+
+def test_elements_that_the_script_uses_are_there_and_inputs_have_labels():
+    ids = re.findall(r'\sid="([^"]+)"', TEXTS["index.html"])
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'\$\("([^"]+)"\)', TEXTS["main.js"]))
+    assert used > {"text", "new", "copy"}
+    assert used <= set(ids)
+    labelled = set(re.findall(r'<label for="([^"]+)"', TEXTS["index.html"]))
+    labelled |= set(re.findall(r'<label[^>]*>[^<]*<(?:input|select) id="([^"]+)"', TEXTS["index.html"]))
+    assert set(re.findall(r'<(?:input|select|textarea) id="([^"]+)"', TEXTS["index.html"])) == labelled
 
 
 def test_they_travel_with_the_source():
@@ -49,6 +61,12 @@ def test_they_travel_with_the_source():
     for name in TEXTS:
         path = f"/{(page.FOLDER / name).relative_to(ROOT)}"
         assert any(fnmatch.fnmatch(path, pattern) for pattern in build["sdist"]["include"]), name
+
+
+def test_models_say_what_the_empty_page_tells(http, served_folder):
+    weights = load_file(served_folder("linear") / "model.safetensors")
+    [model] = http.get("/v1/models").json()["data"]
+    assert model["parameters"] == sum(x.numel() for x in weights.values())
 
 
 def test_the_page_needs_no_key():

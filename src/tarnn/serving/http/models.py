@@ -25,6 +25,7 @@ def described(engine: Engine, created: int) -> dict[str, Any]:
         max_model_len=model.model.config.max_position_embeddings,
         chat=model.chats,
         weights=model.key.weights,
+        parameters=model.model.num_parameters,
         fingerprint=model.key.fingerprint,
         **sizes_of(model)._asdict(),
     ).model_dump()

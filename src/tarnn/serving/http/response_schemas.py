@@ -278,6 +278,7 @@ class ModelObject(AnswerSchema):
     task: Literal["text"] = "text"
     chat: bool
     weights: str
+    parameters: int
     fingerprint: str
     state_bytes: int
     state_bytes_per_token: int

@@ -51,14 +51,14 @@ async function* events(answer) {
   }
 }
 
-// Ask for an answer behind earlier turns, and call onText with its pieces: {id, usage, ended}, where `ended` says how.
+// Ask for an answer behind earlier turns, and call onText with its pieces. Returns {id, usage, cut}; cut: at the limit.
 // An earlier turn with an id is a state that the server holds: what stands before is not sent again.
 export async function answer(model, turns, asked, settings, key, onText, signal) {
   const last = turns.findLastIndex(turn => turn.id);
   try {
     return await answerFrom(model, turns, last, asked, settings, key, onText, signal);
   } catch (error) {
-    if (last < 0 || error.param !== "previous_response_id") throw error;
+    if (last < 0 || error.param !== "previous_response_id" || turns.some(turn => turn.asked === null)) throw error;
     return answerFrom(model, turns, -1, asked, settings, key, onText, signal);  // no longer held: all is read again
   }
 }
@@ -68,7 +68,7 @@ async function answerFrom(model, turns, last, asked, settings, key, onText, sign
   const input = model.chat
     ? [...since.flatMap(turn => [said("user", turn.asked), said("assistant", turn.answer)]), said("user", asked)]
     : since.map(turn => turn.asked + turn.answer).join("") + asked;
-  const body = {model: model.id, stream: true, ...settings};
+  const body = {model: model.id, stream: true, ...settings, metadata: toMetadata([...since, {asked}])};
   if (input.length) body.input = input;
   if (last >= 0) body.previous_response_id = turns[last].id;
   const options = {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal};
@@ -78,9 +78,52 @@ async function answerFrom(model, turns, last, asked, settings, key, onText, sign
     const response = event.response || {};
     if (response.status === "failed") throw new Refused(200, response.error.message);
     if (response.status === "completed" || response.status === "incomplete")
-      return {id: response.store ? response.id : null, usage: response.usage, ended: response.status === "completed" ? "" : "cut at the limit"};
+      return {id: response.store ? response.id : null, usage: response.usage, cut: response.status === "incomplete"};
   }
   throw new Refused(0, "The connection broke before the answer's end.");
 }
 
 const said = (role, content) => ({role, content});
+
+// ---- a conversation that is opened again ----
+
+// The server returns what a response wrote, not what it read: so the page's part is sent as metadata of the response, in
+// pieces of the length that the API takes. What is longer than all of them is not sent.
+const PIECE = 512, PIECES = 16;
+function toMetadata(turns) {
+  const letters = Array.from(JSON.stringify(turns.map(({asked, answer}) => ({asked, answer}))));
+  if (letters.length > PIECE * PIECES) return {};
+  const starts = Array.from({length: Math.ceil(letters.length / PIECE)}, (_, i) => i * PIECE);
+  return Object.fromEntries(starts.map((at, i) => [`page${i}`, letters.slice(at, at + PIECE).join("")]));
+}
+
+function fromMetadata(metadata) {
+  try {
+    return JSON.parse(Array.from({length: PIECES}, (_, i) => metadata[`page${i}`] || "").join(""));
+  } catch {
+    return [{asked: null}];  // not of this page, or too long
+  }
+}
+
+// The turns up to a response that the server holds, and the model. `asked` is null where the server does not know it.
+export async function conversation(id, key) {
+  let turns = [], model = null;
+  for (let at = id; at;) {
+    let response;
+    try {
+      response = await (await ask(`v1/responses/${encodeURIComponent(at)}`, key)).json();
+    } catch (error) {
+      if (error.status !== 404 || !turns.length) throw error;
+      turns = [{asked: null, answer: "", id: null, tokens: 0, facts: ""}, ...turns];  // what was before is gone
+      break;
+    }
+    model ??= response.model;
+    const said = fromMetadata(response.metadata).map(x => ({answer: "", id: null, tokens: 0, facts: "Stopped.", ...x}));
+    const written = response.output.flatMap(x => x.content).map(x => x.text).join("");
+    const {id, usage} = response, facts = `${usage.output_tokens.toLocaleString("en")} tokens.`;
+    said.push({...said.pop(), answer: written, id, tokens: usage.total_tokens, facts});
+    turns = [...said, ...turns];
+    at = response.previous_response_id;
+  }
+  return {turns, model};
+}
