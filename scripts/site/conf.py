@@ -61,10 +61,10 @@ def plain_docstring(app: Any, what: str, name: str, thing: Any, options: Any, li
 def readable_signature(
     app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Write shapes as the source has them, and no addresses of functions."""
+    """Write shapes as the source has them, and defaults such that Sphinx can read them as Python."""
 
     def short(text: str | None) -> str | None:
-        text = re.sub(r"<function ([\w.]+)(?: at 0x\w+)?>", r"\1", text or "")  # or Sphinx can't read it as Python
+        text = re.sub(r"<function ([\w.]+)(?: at 0x\w+)?>", r"\1", text or "").replace("<factory>", "...")
         text = re.sub(r"<(\w+) object at 0x\w+>|<(?:class|module) '([\w.]+)'[^>]*>", r"\1\2", text)
         return re.sub(r"~?\bjaxtyping\.", "", text) or None
 
