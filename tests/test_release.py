@@ -1,15 +1,19 @@
-"""What a release is made with: hosted workflows that name what exists, libraries that need torch's stable interface alone."""
+"""What a release is made with: hosted workflows that name what exists, libraries that need torch's stable interface alone, and
+the folder for the kernels hub."""
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
 import tarnn
+from scripts.hub import build as hub
 from scripts.wheels import symbols
 from tarnn.kernels.cpu import library
 
@@ -125,3 +129,56 @@ def test_a_symbol_of_torch_that_is_not_stable_is_seen(tmp_path):
     command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", made]
     subprocess.run(command, input=source, text=True, check=True)
     assert symbols.foreign(made) == {"_ZN2at15get_num_threadsEv"}
+
+
+# --- the folder for the kernels hub
+
+
+@pytest.fixture(scope="module")
+def hub_folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("hub") / "tarnn-recurrences"
+    hub.make(out)
+    return out
+
+
+def test_the_hub_folder_has_all_that_it_names(hub_folder):
+    settings = tomllib.loads((hub_folder / "build.toml").read_text())
+    kernel = settings["kernel"]["recurrences"]
+    names = [*kernel["src"], *settings["torch"]["src"]]
+    assert len(names) == len(set(names))
+    listed = {hub_folder / name for name in names}
+    assert all(path.is_file() for path in listed)
+    for path in {x for folder in ("cpu", "csrc") for x in (hub_folder / folder).rglob("*") if x.is_file()}:
+        for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE):
+            found = [x for x in (path.parent / name, hub_folder / "csrc" / name) if x.is_file()]
+            assert found, f"{path} includes {name}"
+            assert found[0].suffix == ".cpp" or found[0] in listed, f"build.toml does not list {found[0]}"
+    assert kernel["src"].index("cpu/avx2.cpp") > max(
+        kernel["src"].index(x) for x in kernel["src"] if x.endswith("operators.cpp")
+    )
+
+
+def test_the_hub_package_needs_torch_alone(hub_folder):
+    """It is loaded from any place, under any name: so it imports its own files by dots."""
+    for path in (hub_folder / hub.PACKAGE).rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            names = [x.name for x in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level:
+                home = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                assert home.is_dir() or home.with_suffix(".py").is_file() or home.name == "_ops", (path, node.module)
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            for name in names:
+                assert name.split(".")[0] in {*sys.stdlib_module_names, "torch"}, (path, name)
+        assert "tarnn_cpu" not in text
+
+
+@pytest.mark.slow
+@on_linux
+def test_the_hub_folder_compiles_and_keeps_the_laws(tmp_path):
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    command = [sys.executable, "scripts/hub/build.py", "--try", "--out", tmp_path / "tarnn-recurrences"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

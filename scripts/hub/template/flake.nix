@@ -1,0 +1,11 @@
+{
+  description = "Delta rule, short convolution and scans on CPUs";
+
+  inputs.kernel-builder.url = "github:huggingface/kernels";
+
+  outputs = { self, kernel-builder }:
+    kernel-builder.lib.genKernelFlakeOutputs {
+      inherit self;
+      path = ./.;
+    };
+}
