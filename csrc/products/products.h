@@ -42,9 +42,9 @@ struct AskLater {
 // --- what each format does: a tile of R rows and N vectors of outputs from `column` on, for inputs k … k + n − 1, whose weights
 // begin at w; sums: those of the inputs before
 //
-// few rows: as many vectors as a panel has, so that weights, which cost most, are read in their order; many rows: tiles
-// that need fewer loads a multiplication, over a block of inputs, whose weights stay in the first level of cache for one tile after the other. A step
-// reads `step_bytes` of a panel.
+// As many vectors as a panel has, so that weights are read in their order; of int4, where taking a weight apart costs most, half
+// as many for many rows. Those go by blocks of inputs, whose weights stay in the second level of cache for one tile after the
+// other. A step reads `step_bytes` of a panel.
 
 /// The rows of a tile: four addresses that move on, and the distance of every fourth row. The compiler alone adds up a
 /// distance for each row of each input, and a processor that begins four operations at once does not keep up.
@@ -77,8 +77,9 @@ struct Bfloat {
 
 template <typename Stored>
 struct FloatWeights {
-  static constexpr int few_rows = many_registers ? 6 : 3, few_vectors = 4, many_rows = 2 * few_rows, many_vectors = 2;
-  static constexpr Index step_bytes = panel * Stored::bytes, block = 128;
+  static constexpr int few_rows = many_registers ? 6 : 3, few_vectors = 4;
+  static constexpr int many_vectors = many_registers ? 4 : 2, many_rows = few_rows * few_vectors / many_vectors;
+  static constexpr Index step_bytes = panel * Stored::bytes, block = many_registers ? 768 : 128;
   static Index panel_bytes(Index inputs) { return inputs * step_bytes; }
 
   template <int R, int N, typename Ask>
@@ -137,17 +138,17 @@ struct DotTile {
   }
 };
 
-/// Tiles of `sums` sums, as many as fit the registers beside what is added to them. Many rows: wide ones, where a level costs more than a weight.
-template <typename Dot, int sums>
+/// Tiles of `sums` sums, as many as fit the registers beside what is added to them.
+template <int sums, int many>
 struct ByteTiles {
-  static constexpr int few_rows = sums / 4, few_vectors = 4, many_vectors = rows_of_zeros<Dot> ? 4 : 2, many_rows = sums / many_vectors;
+  static constexpr int few_rows = sums / 4, few_vectors = 4, many_vectors = many, many_rows = sums / many;
 };
 
 /// Whole numbers, four inputs at a time. Sums are whole numbers, too, in the bits of `sums`, until the factor of an output is
 /// multiplied with them.
 template <typename Dot, int tile = Dot::tile>
-struct Int8Weights : ByteTiles<Dot, tile> {
-  static constexpr Index step_bytes = 4 * panel, block = 512;
+struct Int8Weights : ByteTiles<tile, 4> {
+  static constexpr Index step_bytes = 4 * panel, block = 768;
   static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::int8, inputs); }
 
   template <int R, int N, typename Ask>
@@ -178,7 +179,7 @@ struct Int8Weights : ByteTiles<Dot, tile> {
 /// Whole numbers from −8 to 7 in groups of 32 inputs: of each group 64 factors (bfloat16), then eight inputs at a time: four in
 /// the low halves of an output's bytes and four in the high ones.
 template <typename Dot>
-struct Int4Weights : ByteTiles<Dot, many_registers ? 12 : 8> {
+struct Int4Weights : ByteTiles<many_registers ? 12 : 8, rows_of_zeros<Dot> ? 4 : 2> {
   static constexpr Index step_bytes = 4 * panel, block = 512;
   static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::int4, inputs); }
 
