@@ -89,10 +89,12 @@ collator makes them) are compared with the rows one by one, packed rows in gradi
 **Norms** (with a gate or without) and SwiGLU of Qwen3-Next, Qwen3.5, both with experts, OLMo-hybrid, Kimi Linear and LFM2 are
 one node of autograd each, in 16 bits too, and rounded once. Norms gated by a sigmoid stay transformers'.
 
-**In training** a model that gets labels makes no logits (Qwen3-Next, Qwen3.5, OLMo-hybrid, LFM2): its head and
-`ForCausalLMLoss` are computed together, by blocks of rows. `outputs.logits`, or `outputs["logits"]`, are computed when they
-are read. All logits are made as before in evaluation, with `return_dict=False`, for part of them (`logits_to_keep`), with a
-loss of your own (the Trainer's label smoothing too), router losses, and for a head with adapters, a bias or hooks.
+**In training** a model that gets labels makes no logits: its head and `ForCausalLMLoss` are computed together, by blocks of
+rows. `outputs.logits`, or `outputs["logits"]`, are computed when they are read. This holds for all families but Inkling,
+RecurrentGemma and xLSTM, whose logits are cut or bounded, and with images for Qwen3.5, with experts too, Qwen4-exp and
+GLM-5-next. All logits are made as before in evaluation, with `return_dict=False`, for part of them (`logits_to_keep`), with a
+loss of your own (the Trainer's label smoothing too), losses of routers or of the logits' size, and for a head with adapters, a
+bias or hooks.
 
 **Assisted generation** (an assistant, or `prompt_lookup_num_tokens`) gives the text that each model writes alone, in float32, and
 `cache.crop(-n)` forgets up to 64 tokens that were read since `cache.activate_past_recording()`: all families but MiniMax,

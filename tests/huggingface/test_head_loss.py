@@ -5,28 +5,66 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import transformers
 from accelerate.utils import convert_outputs_to_fp32
-from support.linear_families import FAMILIES
+from support.linear_families import FAMILIES, linear_model, nightly_but
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
-from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers import Trainer, TrainingArguments
 
 import tarnn
+from tarnn import models
 from tarnn.huggingface.head_loss import Unread
 from tarnn.kernels.cpu import cross_entropy as blocks
 
-KINDS = ["tarnn", "Qwen3.5", "Qwen3-Next", "OLMo-hybrid", "LFM2"]
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+OURS = {
+    "tarnn": (models.TarnnForCausalLM, models.TarnnConfig, {}),
+    "tarnn, masked": (models.TarnnForMaskedLM, models.TarnnConfig, {"causal": False}),
+    "tarnn, pairs": (models.TarnnForConditionalGeneration, models.TarnnSeq2SeqConfig, {}),
+}
+WITH_IMAGES = {"Qwen3.5": "Qwen3_5", "Qwen3.5-MoE": "Qwen3_5Moe", "Qwen4-exp": "Qwen4Exp", "GLM-5-next": "Glm5Next"}
+OTHERS = {
+    "RecurrentGemma",
+    "xLSTM",
+    "Inkling",
+    "Inkling 2",
+    "GLM-5-next",
+}  # whose logits are bounded or cut; or there with images
+FEW = {"Qwen3.5", "OLMo-hybrid", "Mamba-2", "Falcon-H1"}  # of transformers' at each commit
+PATCHED = {x: FAMILIES[x] for x in FAMILIES if x not in OTHERS}
+KINDS = [*OURS, *(f"{name}, images" for name in WITH_IMAGES), *nightly_but(FEW, PATCHED)]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(params=KINDS)
-def trained(request, make_model, monkeypatch):
-    """A model in training, and the context in which tarnn computes its loss; blocks are small."""
-    monkeypatch.setattr(blocks, "BLOCK", 1000)
-    if request.param == "tarnn":
-        return make_model("linear").float().train(), nullcontext
+def make(kind, **changes):
+    """A model in training, and the context in which tarnn computes its loss. changes: of its config."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(FAMILIES[request.param]()).float().train(), tarnn.patch_transformers
+    name, _, images = kind.partition(", ")
+    if kind in OURS:
+        kind, config, more = OURS[kind]
+        model = kind(config(**SIZES | more | changes))
+    elif images:
+        config, kind = (getattr(transformers, WITH_IMAGES[name] + x) for x in ("Config", "ForConditionalGeneration"))
+        model = kind(config(text_config=FAMILIES[name]().to_dict() | changes, vision_config=VISION))
+    else:
+        model = linear_model(name, **changes)
+    model.config.get_text_config().use_cache = False
+    return model.train(), nullcontext if name == "tarnn" else tarnn.patch_transformers
+
+
+@pytest.fixture(params=KINDS)
+def trained(request, monkeypatch):
+    """As `make`, with small blocks."""
+    monkeypatch.setattr(blocks, "BLOCK", 1000)
+    return make(request.param)
 
 
 @pytest.fixture
@@ -35,7 +73,6 @@ def without_blocks(monkeypatch):
 
     def plain():
         patch = pytest.MonkeyPatch()
-        patch.setattr("tarnn.huggingface.causal_lm.joins_head", lambda *_: False)
         patch.setattr("tarnn.huggingface.head_loss.joins_head", lambda *_: False)
         return patch
 
@@ -44,7 +81,7 @@ def without_blocks(monkeypatch):
 
 def step(model, **arguments):
     model.zero_grad()
-    outputs = model(use_cache=False, **arguments)
+    outputs = model(**arguments)
     outputs.loss.backward()
     return outputs, {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
@@ -62,7 +99,7 @@ def both(trained, without_blocks, **arguments):
 
 
 def some_ids(model):
-    return torch.randint(model.config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(0))
+    return torch.randint(model.config.get_text_config().vocab_size, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 def is_unread(outputs):
@@ -107,8 +144,33 @@ def test_as_a_tuple_they_are_there(trained):
     model, patched = trained
     ids = some_ids(model)
     with patched():
-        loss, logits = model(input_ids=ids, labels=ids, use_cache=False, return_dict=False)[:2]
-    torch.testing.assert_close(loss, ForCausalLMLoss(logits, ids, model.config.vocab_size))
+        expected = model(input_ids=ids, labels=ids)
+        loss, logits = model(input_ids=ids, labels=ids, return_dict=False)[:2]
+    torch.testing.assert_close(loss, expected.loss)
+    torch.testing.assert_close(logits, expected.logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_never_holds_all_logits(kind, without_blocks, monkeypatch):
+    """In a step no tensor is as large as all logits; the same model has one where it does not compute by blocks."""
+    model, patched = make(kind, vocab_size=2000)
+    monkeypatch.setattr(blocks, "BLOCK", 20_000)
+    ids = torch.randint(2000, (2, 40))
+    with patched():
+        largest = largest_tensor(lambda: step(model, input_ids=ids, labels=ids))
+        patch = without_blocks()
+        try:
+            before = largest_tensor(lambda: step(model, input_ids=ids, labels=ids))
+        finally:
+            patch.undo()
+    assert largest < ids.numel() * 2000 * 4 <= before
+
+
+def largest_tensor(f):
+    """The most bytes that one allocation takes while f runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        f()
+    return max(x.nbytes() for x in profile.profiler.kineto_results.events() if x.name() == "[memory]")
 
 
 def test_others_have_all_logits(trained):
@@ -117,7 +179,7 @@ def test_others_have_all_logits(trained):
     ids = some_ids(model)
 
     def logits(**arguments):
-        return dict(model(input_ids=ids, labels=ids, use_cache=False, **arguments).items())["logits"]
+        return dict(model(input_ids=ids, labels=ids, **arguments).items())["logits"]
 
     with patched():
         assert isinstance(logits(), Unread)
@@ -138,6 +200,24 @@ def test_others_have_all_logits(trained):
         assert isinstance(logits(), torch.Tensor)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Qwen3.5-MoE", {"output_router_logits": True}),
+        ("Qwen3.5-MoE, images", {"output_router_logits": True}),
+        ("Bamba", {"z_loss_coefficient": 0.1}),
+    ],
+)
+def test_losses_with_other_terms_are_those_of_transformers(kind, changes):
+    model, patched = make(kind, **changes)
+    ids = some_ids(model)
+    with patched():
+        found = model(input_ids=ids, labels=ids)
+    assert not is_unread(found)
+    torch.testing.assert_close(found.loss, model(input_ids=ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize("trained", ["tarnn", "Qwen3.5", "OLMo-hybrid", "LFM2", "Mamba-2"], indirect=True)
 def test_the_trainer_smooths_labels(trained, without_blocks, tmp_path):
     """It takes the labels for itself then, and the logits."""
     model, patched = trained

@@ -6,13 +6,12 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import active, enable_by_default
-from tarnn.huggingface.head_loss import Unread, joins_head, loss_of, reads_late
+from tarnn.huggingface.head_loss import loss_and_logits, reads_late
 from tarnn.huggingface.padded_prompts import padding_before, with_prompts
 from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
 from tarnn.models.backbone import Backbone, TextModel
@@ -90,15 +89,9 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         )
         if labels is not None and documents.bounds is not None:
             labels, kwargs = without_seams(labels, documents.bounds, kwargs)
-        hidden, loss = out.last_hidden_state, cast(Tensor | None, None)
-        if labels is not None and joins_head(self, logits_to_keep):
-            loss, seen = loss_of(self, hidden, labels, kwargs), cast(Any, Unread(self.lm_head, hidden))
-        else:
-            seen = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
-            if labels is not None:
-                loss = self.loss_function(seen, labels, vocab_size=self.config.vocab_size, **kwargs)
+        loss, logits = loss_and_logits(self, out.last_hidden_state, labels, kwargs, logits_to_keep)
         return _Output(
-            loss=loss, logits=seen, cache=out.cache, hidden_states=out.hidden_states, attentions=out.attentions
+            loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states, attentions=out.attentions
         )
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring

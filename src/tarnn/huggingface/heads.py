@@ -1,5 +1,6 @@
 """Heads on the backbone that generate no text: masked tokens, classes of sequences and of tokens, transcripts."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import Documents, find_documents
+from tarnn.huggingface.head_loss import loss_and_logits, reads_late
 from tarnn.models.config import ModelConfig
 from tarnn.models.convolved_frames import StreamState
 from tarnn.models.frames import Frames
@@ -49,6 +51,18 @@ class TarnnHead(TarnnPreTrainedModel):
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
         """Compute the mean loss in nats; options: those of transformers' loss functions."""
         raise NotImplementedError
+
+    def loss_and_logits(
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        options: Mapping[str, Any],
+    ) -> tuple[Tensor | None, Any]:
+        """Compute the loss, None without labels, and logits, from hidden states x (b, t, hidden)."""
+        logits = self.classify(x, mask, cu_seqlens)
+        return None if labels is None else self.loss(logits, labels, mask, **options), logits
 
     @can_return_tuple
     def forward(
@@ -88,13 +102,9 @@ class TarnnHead(TarnnPreTrainedModel):
             use_cache=False,
             **kwargs,
         )
-        logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, documents.bounds)
-        return self.output(
-            loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs),
-            logits=logits,
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
-        )
+        x = self.dropout(out.last_hidden_state)
+        loss, logits = self.loss_and_logits(x, labels, attention_mask, documents.bounds, kwargs)
+        return self.output(loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
 
     @property
     def frames(self) -> Frames:
@@ -113,7 +123,7 @@ class TarnnForMaskedLM(TarnnHead):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    output = MaskedLMOutput
+    output = reads_late(MaskedLMOutput)
 
     def build_head(self, config: TarnnConfig) -> None:
         if config.causal or config.input_size is not None:
@@ -123,11 +133,15 @@ class TarnnForMaskedLM(TarnnHead):
             )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-        return self.lm_head(x)
-
-    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-        return self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
+    def loss_and_logits(
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        options: Mapping[str, Any],
+    ) -> tuple[Tensor | None, Any]:
+        return loss_and_logits(self, x, labels, options)
 
 
 class TarnnForSequenceClassification(TarnnHead):

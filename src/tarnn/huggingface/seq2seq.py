@@ -17,6 +17,7 @@ from tarnn.attention import SoftmaxAttention
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.huggingface.backbone import TarnnBlock, TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.cache import StateLayer
+from tarnn.huggingface.head_loss import loss_and_logits, reads_late
 from tarnn.huggingface.seq2seq_config import TarnnSeq2SeqConfig
 from tarnn.huggingface.versions import for_generate, takes_any_name, with_both_names
 from tarnn.models.config import ModelConfig
@@ -37,7 +38,7 @@ class Seq2SeqState(State):
 
 
 _Output = with_both_names(Seq2SeqModelOutput)
-_LMOutput = with_both_names(Seq2SeqLMOutput)
+_LMOutput = reads_late(with_both_names(Seq2SeqLMOutput))
 
 
 class TarnnDecoder(TarnnModel):
@@ -232,10 +233,7 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def output(self, x: Tensor, labels: Tensor | None, options: dict[str, Any], **rest: Any) -> ModelOutput:
-        logits, loss = self.lm_head(x), None
-        if labels is not None:
-            options = options | {"shift_labels": labels}
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
+        loss, logits = loss_and_logits(self, x, labels, options | {"shift_labels": labels})
         return _LMOutput(loss=loss, logits=logits, **rest)
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring; the Seq2SeqTrainer hands the labels on, too

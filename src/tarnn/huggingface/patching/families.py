@@ -5,6 +5,7 @@ Arguments are those of the versions that were tested, a cache by its new name: a
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from tarnn.huggingface.foreign_forward import foreign_generate, foreign_head
 from tarnn.huggingface.head_loss import head_with_loss
@@ -108,6 +109,49 @@ MAMBA_1_HEAD = (
     "self input_ids attention_mask inputs_embeds cache labels output_hidden_states return_dict use_cache "
     "logits_to_keep **kwargs"
 )
+TEXT_HEAD = TEXT.replace("use_cache", "labels use_cache logits_to_keep")
+ROUTED_HEAD = TEXT.replace("use_cache", "labels use_cache output_router_logits logits_to_keep")
+_IMAGES = "pixel_values pixel_values_videos image_grid_thw video_grid_thw{} mm_token_type_ids{} logits_to_keep mm_encoder_outputs"
+IMAGE_HEAD = TEXT.replace("use_cache", f"labels {_IMAGES.format('', '')}")
+ROUTED_IMAGE_HEAD = TEXT.replace("use_cache", f"labels {_IMAGES.format('', ' output_router_logits')}")
+GLM_HEAD = TEXT.replace("use_cache", f"labels use_cache {_IMAGES.format(' output_router_logits', '')}")
+
+
+def _loss(name: str, arguments: str = TEXT_HEAD, **how: Any) -> Hook:
+    """Hook a language model in training, whose loss needs no logits; how it makes them, a `Head` says."""
+    return Hook(f"{name}.forward", functools.partial(head_with_loss, **how), arguments)
+
+
+LOSSES = {  # of the families whose heads are hooked for nothing else
+    "Qwen3.5": (_loss("Qwen3_5ForConditionalGeneration", IMAGE_HEAD),),
+    "Qwen3.5-MoE": (
+        _loss("Qwen3_5MoeForCausalLM", ROUTED_HEAD),
+        _loss("Qwen3_5MoeForConditionalGeneration", ROUTED_IMAGE_HEAD),
+    ),
+    "Qwen4-exp": (
+        _loss("Qwen4ExpForCausalLM", ROUTED_HEAD),
+        _loss("Qwen4ExpForConditionalGeneration", ROUTED_IMAGE_HEAD),
+    ),
+    "Kimi Linear": (_loss("KimiLinearForCausalLM"),),
+    "GLM-5-next": (_loss("Glm5NextForConditionalGeneration", GLM_HEAD),),
+    "Bailing hybrid": (_loss("BailingHybridForCausalLM"),),
+    "LFM2-MoE": (_loss("Lfm2MoeForCausalLM"),),
+    "LFM3": (_loss("Lfm3ForCausalLM"),),
+    "MiniMax": (_loss("MiniMaxForCausalLM", ROUTED_HEAD),),
+    "Jamba": (_loss("JambaForCausalLM", ROUTED_HEAD),),
+    "Zamba": (_loss("ZambaForCausalLM"),),
+    "Zamba2": (_loss("Zamba2ForCausalLM"),),
+    "Bamba": (_loss("BambaForCausalLM"),),
+    "Falcon-H1": (_loss("FalconH1ForCausalLM", factor=lambda model: model.model.lm_head_multiplier),),
+    "Granite 4": (
+        _loss(
+            "GraniteMoeHybridForCausalLM",
+            ROUTED_HEAD.replace(" use_cache", ""),
+            factor=lambda model: 1 / model.config.logits_scaling,
+        ),
+    ),
+    "Nemotron-H": (_loss("NemotronHForCausalLM", in_float32=True),),
+}
 
 
 def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
@@ -143,9 +187,8 @@ def _around(short: str, first: str = "x", gated: bool = True, **mlp: str) -> tup
     return norm, *[gate] * gated, Hook(f"{short}MLP.forward", mlp_layer(**mlp), "self x")
 
 
-def _with_step(short: str, family: Family, router: str = "") -> Family:
+def _with_step(short: str, family: Family, arguments: str = TEXT_HEAD) -> Family:
     """A family that has a fused step: its head asks it first, and `generate` enters it. Training makes no logits."""
-    arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
     head = Hook(f"{short}ForCausalLM.forward", _composed(foreign_head, head_with_loss), arguments)
     return family._replace(
         hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", foreign_generate, GENERATE))
@@ -153,8 +196,9 @@ def _with_step(short: str, family: Family, router: str = "") -> Family:
 
 
 def _mamba_head(name: str, arguments: str, *asks: Callable[[Callable], Callable]) -> tuple[Hook, ...]:
+    loss = functools.partial(head_with_loss, body="backbone", hands_on=False, in_float32=True)
     return (
-        Hook(f"{name}.forward", _composed(head_with_one_name, *asks, head_with_packed_rows), arguments),
+        Hook(f"{name}.forward", _composed(head_with_one_name, *asks, head_with_packed_rows, loss), arguments),
         Hook(f"{name}.prepare_inputs_for_generation", inputs_by_one_name, PREPARED),
         Hook(f"{name}._assisted_decoding", decoding_by_one_name, ASSISTED),
     )
@@ -176,7 +220,8 @@ _MAMBA_2 = (
     Hook("Mamba2ForCausalLM.generate", foreign_generate, GENERATE),
 )
 
-FAMILIES = (
+
+_FAMILIES = (
     _with_step(
         "Qwen3Next",
         _family(
@@ -186,7 +231,7 @@ FAMILIES = (
             "Qwen3NextGatedDeltaNet",
             "Qwen3NextModel",
         ),
-        " output_router_logits",
+        ROUTED_HEAD,
     ),
     _with_step(
         "Qwen3_5",
@@ -314,3 +359,5 @@ FAMILIES = (
         ),
     ),
 )
+
+FAMILIES = tuple(x._replace(hooks=(*x.hooks, *LOSSES.get(x.name, ()))) for x in _FAMILIES)
