@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import transformers as hf
 from transformers.utils import logging
 
 from tarnn.cli import progress
@@ -47,6 +48,25 @@ def tarnn(capsys):
 
     yield run
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """The folder of an untrained softmax model of bytes."""
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    hf.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
 
 
 @pytest.fixture

@@ -20,24 +20,6 @@ compiled = pytest.mark.skipif(not library.available(), reason="the compiled kern
 SMALL = ["--window", "16", "--sinks", "2", "--features", "16", "--num-texts", "3", "--length", "64"]
 
 
-@pytest.fixture
-def llama(tmp_path):
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    hf.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    return tmp_path / "llama"
-
-
 def test_converts_and_says_what_it_cost(tarnn, llama, text, tmp_path):
     out = tmp_path / "out"
     code, shown, err = tarnn("convert", llama, out, "--texts", text, *SMALL, "--exact-layers", 1)

@@ -46,6 +46,7 @@ def convert(
     Nothing is trained: `tarnn finetune` does that.
     """
     from tarnn.training.folder import check_new, whole_folder
+    from tarnn.training.model_card import card_of_conversion, write_card
 
     check_new(out)
     from tarnn.cli.generate import pick_device
@@ -98,6 +99,7 @@ def convert(
         )
     with whole_folder(out) as partial:
         page = save(partial, model, tokenizer, report)
+        write_card(partial, card_of_conversion(partial, out.absolute().name, model, checkpoint, texts, report))
     print(
         f"{report.unit}: {report.softmax:.4f} → {report.hybrid:.4f}; bytes of keys, values and sums of {length:,} tokens: "
         f"{report.softmax_bytes:,} → {report.bytes:,}"

@@ -29,6 +29,7 @@ def finetune(
 ) -> None:
     """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Reports its loss before and after."""
     from tarnn.training.folder import check_trained, whole_model
+    from tarnn.training.model_card import card_of_conversion, write_card
 
     check_trained(out, resume)
     from tarnn.cli.convert import log, model_rows, next_command, print_rows, save
@@ -72,6 +73,9 @@ def finetune(
         raise Exit(stop.exit_code) from None
     with whole_model(out) as partial:
         page = save(partial, model, tokenizer, report)
+        write_card(
+            partial, card_of_conversion(partial, out.absolute().name, model, checkpoint, texts, report), home=out
+        )
     print(f"{report.unit}: {report.softmax:.4f} → {report.hybrid:.4f}")
     print_rows(
         {"model": out, "report": out / page, "log": out / "log.jsonl", "next": next_command(model, out, tokenizer)}

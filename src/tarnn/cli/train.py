@@ -106,14 +106,10 @@ train.__annotations__ = {}
 
 def report(result, settings: Any, paths: dict[str, Path]) -> str:
     """The end of a run: a sample, the measure, the paths."""
+    from tarnn.training.summary import measured
+
     task = TASKS[settings.task]
-    measure = (
-        f"{result.validation:.4f} {task.unit.replace('_per_', '/')} on the validation {task.of} "
-        f"(step {result.best_step:,})"
-        if result.validation is not None
-        else f"no validation {task.of}"
-    )
-    measure += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.rates.items())
+    measure = measured(task, result.validation, result.best_step, result.rates)
     sample = result.sample
     lines = [sample.text, ""] if sample and sample.text else []
     lines += [f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}"]

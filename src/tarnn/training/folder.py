@@ -17,6 +17,7 @@ from tarnn.tasks.images.task import PICTURE
 from tarnn.tasks.text.task import SAMPLE
 from tarnn.tasks.text.windowed import DATA
 from tarnn.training.checkpoints import DOOMED, PARTIAL
+from tarnn.training.model_card import CARD, is_unchanged
 
 LOCK = "run.lock"
 
@@ -157,6 +158,8 @@ def clear(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
+    if is_unchanged(folder / CARD):
+        (folder / CARD).unlink()
 
 
 BEGUN = {LOCK, "log.jsonl", "checkpoints", PARTIAL}  # what a training has before its first checkpoint

@@ -7,8 +7,10 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +35,7 @@ from tarnn.training.callbacks import InterruptedRun, Interruption, Redraw, rando
 from tarnn.training.error_messages import assignments_blamed, failures_explained
 from tarnn.training.folder import CHECKPOINTS, LOG, claim, locked, refuse_stranger, write_settings
 from tarnn.training.log import LogFile, StatusLine, cut_log, read_log
+from tarnn.training.model_card import card_of_run, write_card
 from tarnn.training.processes import distributed, everywhere, refuse_disagreement, shared
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.summary import describe, table
@@ -100,7 +103,7 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         report(table(here, described, task))
         if not settings.bf16 and args.device.type == "cpu" and size >= LEAST and multiplies_bfloat16():
             report(f"tarnn: {BF16_UNUSED}")
-        return run(settings, args, task, model, show, started)
+        return run(settings, args, task, model, show, started, partial(card_of_run, here, task, model, described))
 
 
 def take_folder(settings: RunSettings, stack: ExitStack) -> dict[str, Any] | None:
@@ -152,9 +155,18 @@ def multiplies_bfloat16() -> bool:
 
 
 def run(
-    settings: RunSettings, args: TrainingArguments, task: Trainable, model: nn.Module, show: bool, started: float
+    settings: RunSettings,
+    args: TrainingArguments,
+    task: Trainable,
+    model: nn.Module,
+    show: bool,
+    started: float,
+    card: Callable[[checkpoints.RunState, dict[str, float]], str] | None = None,
 ) -> TrainResult:
-    """Train from the beginning, or from the last complete checkpoint where that was asked for."""
+    """Train from the beginning, or from the last complete checkpoint where that was asked for.
+
+    card: makes the text of the model card, of the state at the end and the rates of the best validation.
+    """
     trainer: SafeTrainer | None = None
     with assignments_blamed(settings, lambda: trainer is not None and trainer.has_stepped):
         trainer = SafeTrainer(
@@ -177,18 +189,14 @@ def run(
         with fast_matmul(typical_size(args, task, model)):
             fit(trainer, checkpoint, status, started)
     state, signal = trainer.run_state, trainer.interruption.signal
+    rates = best_rates(settings.out / LOG, state.best_step, task.rates)
+    if args.process_index == 0 and card is not None:
+        write_card(settings.out, card(state, rates))
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
     sample = sample_of(task, trainer.budget, show) if args.process_index == 0 else None
     return TrainResult(
-        settings.out,
-        state.step,
-        state.seconds,
-        state.best_step,
-        state.best_measure,
-        sample,
-        best_rates(settings.out / LOG, state.best_step, task.rates),
-        task.example,
+        settings.out, state.step, state.seconds, state.best_step, state.best_measure, sample, rates, task.example
     )
 
 

@@ -45,6 +45,19 @@ def describe(
 
 def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
     """The resolved settings, one line per topic."""
+    return "\n".join(f"{name:>14}  {value}" for name, value in rows_of(settings, facts, task).items())
+
+
+def measured(task: Task | type[Task], measure: float | None, step: int | None, rates: dict[str, float]) -> str:
+    """Say what the best model measured on held-out data. rates: what was counted besides."""
+    if measure is None:
+        return f"no validation {task.of}"
+    value = f"{measure:.4f} {task.unit.replace('_per_', '/')} on the validation {task.of} (step {step:,})"
+    return value + "".join(f", {name.replace('_', ' ')} {x:.4f}" for name, x in rates.items())
+
+
+def rows_of(settings: RunSettings, facts: dict[str, Any], task: Task) -> dict[str, str]:
+    """The resolved settings, by topic."""
     run, model = facts["run"], facts["model"]
     layers = model.get("num_hidden_layers")
     kinds = {key: model[key] for key in SHOWN if key in model}
@@ -68,8 +81,7 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
     }
     if not run["random_features"]:
         del rows["redraw"]
-    rows |= {f"set {key}": repr(value) for key, value in settings.training_arguments.items()}
-    return "\n".join(f"{name:>14}  {value}" for name, value in rows.items())
+    return rows | {f"set {key}": repr(value) for key, value in settings.training_arguments.items()}
 
 
 def schedule(settings: RunSettings) -> str:
