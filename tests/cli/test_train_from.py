@@ -45,7 +45,7 @@ def test_it_goes_on_from_the_weights_of_a_run(tokenizer, train, tarnn, other, tm
     assert tarnn("eval", out)[0] == 0
 
 
-def test_what_from_refuses(train, refused, tmp_path):
+def test_what_from_refuses(train, refused, llama, tmp_path):
     assert train()[0] == 0
     run, there = tmp_path / "run", {"out": tmp_path / "on", "tiny": False}
     assert "--hidden-size does not go with --from" in refused("--from", run, "--hidden-size", 64, **there)
@@ -53,6 +53,7 @@ def test_what_from_refuses(train, refused, tmp_path):
     assert "gone holds no checkpoint: it has no config.json" in refused("--from", tmp_path / "gone", **there)
     said = refused("--from", run, "--task", "masked-lm", **there)
     assert "of another task; expected one of --task masked-lm" in said
+    assert "holds a 'llama' model, which `tarnn train` can't train" in refused("--from", llama, **there)
     assert "--from is for --task text" in refused("--from", run, "--task", "classification", **there)
 
 

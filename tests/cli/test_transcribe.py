@@ -1,6 +1,7 @@
 """`tarnn transcribe`: the same text whole, in batches of transformers, and as a stream; and what it refuses."""
 
 import json
+import shutil
 import wave
 
 import numpy as np
@@ -83,6 +84,18 @@ def test_the_pipeline_does_not_read_padding(folders, sound):
     both = [{"raw": x, "sampling_rate": rate} for x in (samples, samples[: len(samples) // 3])]
     alone = [asr(dict(x))["text"] for x in both]
     assert [x["text"] for x in asr([dict(x) for x in both], batch_size=2)] == alone
+
+
+@pytest.mark.parametrize("options", [(), ("--beam", 4), ("--stream",)])
+def test_a_model_that_hears_nothing_says_so(command, folders, sound, tmp_path, options):
+    shutil.copytree(folders[True], silent := tmp_path / "silent")
+    model = TarnnForCTC.from_pretrained(silent)
+    model.lm_head.weight.data.zero_()
+    model.save_pretrained(silent)
+    assert "heard no letter" not in command("transcribe", folders[True], sound(), *options).err
+    done = command("transcribe", silent, sound(), *options)
+    assert (done.code, done.out) == (0, "\n")
+    assert "heard no letter in" in done.err
 
 
 @torch.no_grad()

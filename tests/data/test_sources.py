@@ -53,7 +53,7 @@ def test_a_dataset_on_disk(tmp_path, tmp_path_factory, monkeypatch):
     (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     assert [data for _, data in read(f"datasets:{tmp_path}")] == [b"one", b"two"]
     assert [data for _, data in read(f"datasets:{tmp_path}::train[1:]")] == [b"two"]
-    with pytest.raises(UserError, match=r"row 0 has only 'text' .* field 'body'.*--text-field"):
+    with pytest.raises(UserError, match=r"row 0 has no field 'body', only 'text'; .* --text-field"):
         read(f"datasets:{tmp_path}", text_field="body")
 
 
@@ -72,7 +72,7 @@ def test_built_in_corpora_are_sorted_and_large_enough():
         (b"", "rows.jsonl is empty"),
         (b'{"text": "a"}\nnot json\n', "rows.jsonl, line 2 is not JSON"),
         (b'["text"]', "line 1 holds a JSON list; expected an object"),
-        (b'{"txt": "a"}', "line 1 has only 'txt' where the text was expected, in the field 'text'"),
+        (b'{"txt": "a"}', "line 1 has no field 'text', only 'txt'"),
         (b'{"text": 3}', "line 1 has a int where the text was expected"),
         (b'{"text": "\\ud800"}', "line 1 is not text: .*surrogate"),
     ],
@@ -104,7 +104,7 @@ def test_csv_reads_the_named_column(tmp_path):
     path.write_text('\ufeffn,text\n1,"one, and\ntwo"\n\n2,three\n', encoding="utf-8")
     assert read(str(path)) == [(f"{path}, line 3", b"one, and\ntwo"), (f"{path}, line 5", b"three")]
     for content, message in (
-        ("n,body\n1,x\n", r"line 2 has only 'n', 'body' .* --text-field"),
+        ("n,body\n1,x\n", r"line 2 has no field 'text', only 'n', 'body'; .* --text-field"),
         ("n,text\n1\n", "line 2 has another number of values than the 2 columns of the header"),
         ('n,text\n1,"x\n', "is no row of a .csv file"),
         ("n,text\n", "is empty; expected a row"),

@@ -109,7 +109,10 @@ def test_labels_by_the_command_and_by_the_pipeline(tarnn, sources, tmp_path):
     assert code == 0
     assert [(x["input"], x["output"]) for x in rows] == [("ababab", "down"), ("ABABAB", "up"), ("abab", "down")]
     assert sum(rows[0]["probabilities"].values()) == pytest.approx(1)
-    assert tarnn("predict", run, "abab")[1].startswith("down\tdown ")
+    code, out, err = tarnn("predict", run, "abab", "ABAB")
+    assert [line.partition(" ")[0] for line in out.splitlines()] == ["down\tdown", "up\tup"]
+    assert err.count("likeliest labels with their probabilities") == 1
+    assert "likeliest" not in tarnn("predict", run, "abab", "--json")[2]
     loaded = pipeline("text-classification", model=str(run))
     assert [x["label"] for x in loaded(["ababab", "ABABAB"])] == ["down", "up"]
     model = AutoModelForSequenceClassification.from_pretrained(run)
@@ -231,7 +234,8 @@ def test_pairs_of_json_lines(tmp_path):
     assert [x[:2] for x in read_pairs([str(path)], "a", "b")] == [("1", "x"), ("two", "y")]
     for line, message in (
         ("[1]", "holds a JSON list"),
-        ('{"a": 1}', "has only 'a' where the text"),
+        ('{"a": 1}', "has no field 'b', only 'a'\\."),
+        ('{"a": 1, "b": [2]}', "has a list where the text was expected, in the field 'b'"),
         ("{", "is not JSON"),
     ):
         path.write_text(line)
@@ -240,14 +244,16 @@ def test_pairs_of_json_lines(tmp_path):
 
 
 def test_other_columns_are_named_with_the_options_that_take_them(tarnn, tmp_path):
-    task, options = "classification", "--label-field, --text-field"
+    task, options = "classification", ("--label-field", "--text-field")
     path = tmp_path / "rows.csv"
     path.write_text("topic,sentence\n" + "a,x\nb,y\n" * 20)
-    code, _, err = tarnn("train", path, "--task", task, "--out", tmp_path / "run", *TINY, "--steps", 1)
-    assert (code, "line 2 has only 'topic', 'sentence' where" in err) == (2, True)
-    assert f"name the right one with {options}" in err
-    names = zip(options.split(", "), ("topic", "sentence"))
-    code, _, err = tarnn("train", path, "--task", task, "--out", tmp_path / "run", *TINY, "--steps", 1, *sum(names, ()))
+    arguments = ["train", path, "--task", task, "--out", tmp_path / "run", *TINY, "--steps", 1]
+    for option, field, name in zip(options, ("label", "text"), ("topic", "sentence"), strict=True):
+        code, _, err = tarnn(*arguments)
+        assert (code, f"line 2 has no field {field!r}, only 'topic', 'sentence'; name" in err) == (2, True)
+        assert f"name the right one with {option}." in err
+        arguments += [option, name]
+    code, _, err = tarnn(*arguments)
     assert code == 0, err
 
 
@@ -263,7 +269,7 @@ def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "AB"}\n')
     code, _, err = tarnn("predict", run, tmp_path / "a.jsonl")
     assert code == 2
-    assert "a.jsonl, line 1 has only 'body' where the text was expected, in the field 'text'" in err
+    assert "a.jsonl, line 1 has no field 'text', only 'body'" in err
     assert "--text-field" in err
     assert tarnn("predict", run, tmp_path / "a.jsonl", "--text-field", "body")[0] == 0
 

@@ -28,6 +28,21 @@ def go(status):
     status.close()
 
 
+def test_a_line_has_the_step_that_its_part_is_of(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr("tarnn.training.log.LINE_EVERY", -1)
+    status = StatusLine(lambda step: step / 4, lambda: 2.0, TASK, 64)
+    state, args = SimpleNamespace(global_step=1), SimpleNamespace(max_steps=4)
+    status.on_log(args, state, None, logs={"loss": 0.6931471805599453})
+    state.global_step = 2
+    status.on_step_end(args, state, None)
+    assert [line.split("bits")[0] for line in shown.getvalue().splitlines()] == [
+        " 25 %  step 1  1.000 ",
+        " 50 %  step 2  1.000 ",
+    ]
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_loss_in_bits_per_byte_and_evaluations_that_stay(monkeypatch, terminal):
     shown = Terminal() if terminal else io.StringIO()

@@ -17,10 +17,11 @@ from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.images import Images, read_images
-from tarnn.tasks.images.drawing import LEAST_SIDE, choose_labels, draw, image_grid, write_png
+from tarnn.tasks.images.drawing import GAP, LEAST_SIDE, choose_labels, draw, image_grid, label_strip, write_png
 from tarnn.tasks.images.readers import check_fit
 
 HIDDEN = 127  # the shade of what a completion does not see
+HEADS = ("given", "drawn", "true")  # of the columns of completions
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,13 @@ def visible_rows(hidden: float, height: int) -> int:
 
 
 def completions(originals: np.ndarray, made: np.ndarray, rows: int) -> np.ndarray:
-    """A line per image: what was seen, what became of it, what it was."""
+    """Return a line per image: what was seen, what became of it, what it was; below a line that says so."""
     seen = originals.copy()
     seen[:, rows:] = HIDDEN
-    return image_grid(np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:]), 3, least_side=LEAST_SIDE)
+    grid = image_grid(np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:]), 3, least_side=LEAST_SIDE)
+    heads = [label_strip(name, (grid.shape[1] + GAP) // 3) for name in HEADS]
+    above = np.concatenate(heads, 1)[:, : grid.shape[1], None].repeat(grid.shape[2], 2)
+    return np.concatenate([above, grid])
 
 
 def first(images: Images, count: int) -> Images:

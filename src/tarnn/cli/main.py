@@ -127,9 +127,10 @@ def fail_of_model(error: Exception) -> int:
     """Report an error that the code of transformers raised over a model; any other error is a bug, and is raised again."""
     if os.environ.get("TARNN_TRACEBACK") or not is_of_transformers(error):
         raise error
+    reason = str(error)[:300].rstrip(". ") or type(error).__name__
     return fail(
-        f"the model or its tokenizer can't run: {str(error)[:300] or type(error).__name__}. Its files may not fit each "
-        "other or this input; TARNN_TRACEBACK=1 shows where it stopped."
+        f"the model or its tokenizer can't run: {reason}. Its files may not fit each other or this input; TARNN_TRACEBACK=1 "
+        "shows where it stopped."
     )
 
 

@@ -20,6 +20,7 @@ from tarnn.tasks import TASKS, task_of
 from tarnn.tasks.checkpoint import open_config, open_model
 from tarnn.training.evaluation import trained
 
+HEADING = "tarnn: the label, and after a tab the likeliest labels with their probabilities:"
 PREDICTED = tuple(name for name, task in TASKS.items() if task.next == "predict")
 INPUT = (
     "Texts, or files of them, also compressed: one on each line, or in each row of .jsonl, .csv and .tsv; - is stdin. For "
@@ -62,8 +63,9 @@ def predict(
 
 
 def show(predict: Callable[[Iterator[str]], Any], texts: Iterator[str], as_json: bool) -> None:
-    """A line for each text, as soon as there is one."""
+    """Print a line for each text, as soon as there is one; before lines with probabilities stderr says what they are."""
     seen: list[str] = []
+    heading = not as_json
 
     def remembered() -> Iterator[str]:
         for text in texts:
@@ -72,6 +74,9 @@ def show(predict: Callable[[Iterator[str]], Any], texts: Iterator[str], as_json:
 
     for row in predict(remembered()):
         text = seen.pop()
+        if heading and "probabilities" in row:
+            print(HEADING, file=sys.stderr, flush=True)
+        heading = False
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
 
 

@@ -1,5 +1,6 @@
 """`tarnn transcribe`: what is said in a wav file, by a model that was trained with CTC."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,8 +41,10 @@ def transcribe(
             raise UserError(
                 f"{checkpoint} holds a model that sees both sides, so it needs the whole file; leave --stream out."
             )
-        for ids in heard(model, front, samples, round(chunk * rate)):
-            output.write(letters(tokenizer, ids))
+        ids: list[int] = []
+        for ids_of_chunk in heard(model, front, samples, round(chunk * rate)):
+            output.write(letters(tokenizer, ids_of_chunk))
+            ids += ids_of_chunk
     else:
         frames = torch.from_numpy(front.frames(samples))[None]
         with torch.no_grad():
@@ -49,6 +52,12 @@ def transcribe(
         ids = best_path(logits.numpy()) if beam == 1 else beam_search(logits.log_softmax(-1).double().numpy(), beam)
         output.write(letters(tokenizer, ids))
     output.write("\n")
+    if not ids:
+        print(
+            f"tarnn: the model heard no letter in {file}; one that was trained little does so (`tarnn eval` measures how many "
+            "letters are wrong)",
+            file=sys.stderr,
+        )
 
 
 def heard(model: Any, front: Any, samples: Any, size: int) -> Iterator[list[int]]:

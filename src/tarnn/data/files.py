@@ -121,9 +121,11 @@ def field_of(row: Row, name: str, place: str, option: str = "", *, numbers: bool
     """The text of a field; with `numbers` whole ones count as text. UserError, with the place, where there is none."""
     value = row.get(name) if isinstance(row, dict) else None
     if isinstance(value, bool) or not isinstance(value, str | int if numbers else str):
-        got = f"a {type(value).__name__}" if name in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
         hint = f"; name the right one with {option}" if option else ""
-        raise UserError(f"{place} has {got} where the text was expected, in the field {name!r}{hint}.")
+        if name not in row:
+            raise UserError(f"{place} has no field {name!r}, only {', '.join(map(repr, row)) or 'nothing'}{hint}.")
+        kind = type(value).__name__
+        raise UserError(f"{place} has a {kind} where the text was expected, in the field {name!r}{hint}.")
     try:
         str(value).encode()
     except UnicodeEncodeError as error:

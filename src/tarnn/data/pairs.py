@@ -25,9 +25,9 @@ class Pair(NamedTuple):
     place: str
 
 
-def read_pairs(sources: Sequence[str], first: str, last: str, options: str = "") -> Iterator[Pair]:
+def read_pairs(sources: Sequence[str], first: str, last: str, options: tuple[str, str] = ("", "")) -> Iterator[Pair]:
     """The pairs of all sources in the order given: of a .tsv file its first and last column, of .jsonl lines, .csv
-    and `datasets` rows the fields called `first` and `last`. options: that name others, for messages.
+    and `datasets` rows the fields called `first` and `last`. options: that name others than these, for messages.
 
     Raises UserError, with file and line, for a line without two columns or fields, one that is empty, what is not UTF-8
     or JSON, a damaged file, and a source with no pair in it.
@@ -53,10 +53,11 @@ def rows_of(source: str, expected: str = KINDS) -> Iterator[tuple[str, Row]]:
     return read_rows(path)
 
 
-def _read(source: str, first: str, last: str, options: str) -> Iterator[Pair]:
+def _read(source: str, first: str, last: str, options: tuple[str, str]) -> Iterator[Pair]:
     for place, row in rows_of(source):
         if isinstance(row, dict):
-            one, other = (field_of(row, name, place, options, numbers=True) for name in (first, last))
+            names = zip((first, last), options, strict=True)
+            one, other = (field_of(row, name, place, option, numbers=True) for name, option in names)
             yield Pair(one, other, place)
         elif len(row) < 2:
             raise UserError(

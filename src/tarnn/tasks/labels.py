@@ -66,9 +66,8 @@ class ClassificationTask(SequenceTask):
         return self.tokenized(rows, log)
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
-        return list(
-            read_pairs(sources, self.settings.label_field, self.settings.text_field, "--label-field, --text-field")
-        )
+        names = self.settings.label_field, self.settings.text_field
+        return list(read_pairs(sources, *names, ("--label-field", "--text-field")))
 
     @staticmethod
     def input_of(row: Pair) -> str:

@@ -112,7 +112,7 @@ class StatusLine(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
-            self.text = f"step {state.global_step:,}  {measure(logs['loss'], self.task):.3f} {self.unit}"
+            self.text = f"{measure(logs['loss'], self.task):.3f} {self.unit}"
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
                 self.text += f"  {steps * self.per_step / seconds:,.0f} {self.task.counted}/s"
@@ -134,10 +134,11 @@ class StatusLine(TrainerCallback):
         if not self.show:
             return
         part, now = min(1.0, self.fraction(step)), time.monotonic()
-        line = f"{text or self.text}  {self.times(part)}"
+        text = text or (self.text and f"step {step:,}  {self.text}")
+        line = f"{text}  {self.times(part)}"
         if self.bar is not None:
             self.bar.update(self.row, completed=part, text=line)
-        elif (text or self.text) and (at_once or now - self.last_line > LINE_EVERY):
+        elif text and (at_once or now - self.last_line > LINE_EVERY):
             self.last_line = now
             self.say(f"{100 * part:3.0f} %  {line}")
 

@@ -81,7 +81,7 @@ class CtcTask(SequenceTask):
         return [
             pair._replace(first=str(Path(source).expanduser().parent / pair.first))
             for source in sources
-            for pair in read_pairs([source], *names, "--audio-field, --transcript-field")
+            for pair in read_pairs([source], *names, ("--audio-field", "--transcript-field"))
         ]
 
     @staticmethod

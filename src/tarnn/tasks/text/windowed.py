@@ -165,10 +165,12 @@ def shape_of(settings: WindowSettings) -> dict[str, Any]:
         if not (settings.start / name).is_file():
             raise UserError(f"--from {settings.start} holds no checkpoint: it has no {name}. Name the folder of a run.")
     saved, task = read_json(settings.start / "config.json"), TASKS[settings.task]
-    if task_of(saved) is not task:
+    if (other := task_of(saved)) is not task:
+        what = (
+            "model of another task" if other else "model, which `tarnn train` can't train (docs/qwen.md shows what can)"
+        )
         raise UserError(
-            f"--from {settings.start} holds a {saved.get('model_type')!r:.60} model of another task; expected one of --task "
-            f"{settings.task}."
+            f"--from {settings.start} holds a {saved.get('model_type')!r:.60} {what}; expected one of --task {settings.task}."
         )
     kept = {name: value for name, value in saved.items() if name in task.classes()[0].known_keys()}
     return kept | ({} if settings.dropout is None else {"dropout": settings.dropout})
