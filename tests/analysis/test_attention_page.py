@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import browser as browsers
+from support.served_page import CONTRASTS, OUTSIDE
 
 from tarnn.analysis.attention_maps import attention_maps
 from tarnn.analysis.attention_page import attention_page
@@ -108,3 +109,36 @@ def test_what_is_drawn_is_the_matrix(opened, maps):
     order = np.argsort(weights, axis=None)
     assert (np.diff(darkness.reshape(-1)[order]) >= -2).all()
     assert darkness.max() > 250
+
+
+@pytest.fixture
+def long_page(tmp_path):
+    torch.manual_seed(0)
+    config = TarnnConfig(vocab_size=100, hidden_size=24, num_hidden_layers=3, num_attention_heads=4)
+    maps = attention_maps(TarnnForCausalLM(config).eval(), input_ids=torch.arange(100)[None], use_cache=False)
+    path = tmp_path / "long.html"
+    path.write_text(attention_page(maps, [f"t{i}" for i in range(100)], title="long"), encoding="utf-8")
+    return f"file://{path}"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [(390, 844), (800, 1000), (1280, 800)], ids=lambda x: str(x[0]))
+def test_the_page_fits_and_its_facts_are_above_the_fold(browser, long_page, size, dark):
+    browser.look(*size, dark=dark)
+    browser.open(long_page)
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    for name in ("status", "reads", "read-by"):
+        top = browser.run(f"return document.getElementById('{name}').getBoundingClientRect().top")
+        assert 0 <= top < size[1] - 40, name
+    assert browser.run(OUTSIDE) == []
+    assert [(text, ratio) for text, ratio in browser.run(CONTRASTS) if ratio < 4.5] == []
+    ground = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == dark
+    empty = browser.run(
+        "return [...$('map').getContext('2d').getImageData(place.left + 99 * place.cell, place.top, 1, 1).data]"
+    )
+    assert (sum(empty[:3]) < 200) == dark  # a token reads nothing of what comes after it
+
+
+def test_shades_are_logarithmic_at_first(opened):
+    assert opened.run("return document.getElementById('log').checked && state.log")

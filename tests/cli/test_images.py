@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -213,11 +212,11 @@ def test_half_of_an_image_completed(command, runs, folder, name, tmp_path):
     options = ("--complete", folder, "--num-samples", 5, "--hidden", 0.3, "--batch-size", 2, "--seed", 0)
     assert command("generate", runs[name], *options, "--out", out).out == f"{out}\n"
     picture, originals = read_images(str(out)).pixels[0], read_images(f"{folder}:test").pixels
-    heads, picture = picture[:LABEL], picture[LABEL:]
-    assert picture.shape == (5 * STEP - GAP, 3 * STEP - GAP, 1)
-    names = [heads[:, i * STEP : (i + 1) * STEP, 0] for i in range(3)]
-    assert all((x == 255).any() for x in names)
-    assert not any(np.array_equal(x[:, :-GAP], y[:, :-GAP]) for x, y in pairwise(names))
+    assert picture.shape == (LABEL + 5 * STEP - GAP, 3 * STEP - GAP, 1)
+    headings, picture = picture[:LABEL], picture[LABEL:]
+    strips = [headings[:, j * STEP :][:, : STEP - GAP] for j in range(3)]
+    assert all(strip.max() > 200 for strip in strips)  # letters
+    assert not np.array_equal(strips[0], strips[1])
     for i in range(5):
         seen, made, original = (cell(picture, i, j) for j in range(3))
         assert np.array_equal(original, originals[i])

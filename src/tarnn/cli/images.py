@@ -17,11 +17,10 @@ from tarnn.decoding.state_file import check_writable
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.images import Images, read_images
-from tarnn.tasks.images.drawing import GAP, LEAST_SIDE, choose_labels, draw, image_grid, label_strip, write_png
+from tarnn.tasks.images.drawing import LEAST_SIDE, choose_labels, draw, image_grid, with_headings, write_png
 from tarnn.tasks.images.readers import check_fit
 
 HIDDEN = 127  # the shade of what a completion does not see
-HEADS = ("given", "drawn", "true")  # of the columns of completions
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,11 @@ def visible_rows(hidden: float, height: int) -> int:
 
 
 def completions(originals: np.ndarray, made: np.ndarray, rows: int) -> np.ndarray:
-    """Return a line per image: what was seen, what became of it, what it was; below a line that says so."""
+    """Return a line per image: what was given, what was drawn from it, and the true image."""
     seen = originals.copy()
     seen[:, rows:] = HIDDEN
-    grid = image_grid(np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:]), 3, least_side=LEAST_SIDE)
-    heads = [label_strip(name, (grid.shape[1] + GAP) // 3) for name in HEADS]
-    above = np.concatenate(heads, 1)[:, : grid.shape[1], None].repeat(grid.shape[2], 2)
-    return np.concatenate([above, grid])
+    lines = np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:])
+    return with_headings(image_grid(lines, 3, least_side=LEAST_SIDE), ("given", "drawn", "true"))
 
 
 def first(images: Images, count: int) -> Images:

@@ -97,6 +97,17 @@ def image_grid(
     return grid
 
 
+def with_headings(
+    grid: UInt8[np.ndarray, "height width channels"], headings: Sequence[str]
+) -> UInt8[np.ndarray, "more_height width channels"]:
+    """Write a heading above each column of a grid, which has as many columns."""
+    width = (grid.shape[1] + GAP) // len(headings) - GAP
+    above = np.full((LABEL, *grid.shape[1:]), BACKGROUND, np.uint8)
+    for i, heading in enumerate(headings):
+        above[:, i * (width + GAP) :][:, :width] = label_strip(heading, width)[..., None]
+    return np.concatenate([above, grid])
+
+
 def label_strip(text: str, width: int) -> UInt8[np.ndarray, "height width"]:
     """White text on the background's grey, LABEL pixels high."""
     with needed_for("a label of an image"):
