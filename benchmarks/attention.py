@@ -31,6 +31,7 @@ from toolkit.baselines import Method, available
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 
+loaded = Costs.from_json  # as `scripts/redraw.py` reads results
 FULL = {
     "lengths": [1, 16, 64, 128, 256, 1024, 4096, 16384, 65536],
     "head_dims": [32, 64, 128],

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from toolkit.model_steps import wrong_token
 
 from scripts.common.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost
-from scripts.common.decode_cost_figure import decode_cost_figure
 from scripts.common.options import parse
 from scripts.common.others import taken_quietly
+from scripts.common.plots import ATTENTION, label, line, panels
 from scripts.common.provenance import total_memory
 from scripts.common.results import run
-from scripts.common.tables import bullets, markdown, page, source
+from scripts.common.tables import MIB, bullets, markdown, page, source
 from scripts.common.targets import GUARANTEE
 from tarnn import Elu, LinearState, step
 from tarnn.decoding.fused import FusedStep
@@ -153,9 +153,25 @@ def report(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]) -
     )
 
 
+DASHES = ("-", "--", ":", "-.")  # of the lines of one attention, in order
+
+
 def figure(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]):
+    """Draw milliseconds per step, with the range of the rounds as a band, and bytes of state."""
     on = f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores"
-    return decode_cost_figure(costs, f"one more token, 8 layers of 8 heads, 256 wide, float32; {on}")
+    made, (time, size) = panels(2, f"one more token, 8 layers of 8 heads, 256 wide, float32; {on}")
+    kinds: list[str] = []
+    for name, points in costs.items():
+        kind = name.split(", ")[0]
+        style = f"{ATTENTION[kind]} {DASHES[kinds.count(kind)]}"
+        kinds.append(kind)
+        at = [p.position for p in points]
+        line(time, [(p.position, p.ms) for p in points], style, name)
+        time.fill_between(at, *zip(*((p.ms_min, p.ms_max) for p in points)), color=style.split()[0], alpha=0.15)
+        line(size, [(p.position, p.state_bytes / MIB) for p in points], style, name)
+    label(time, "tokens so far", "milliseconds per step (a token per row)", ticks=options.positions)
+    label(size, "tokens so far", "MiB of state", ticks=options.positions)
+    return made
 
 
 if __name__ == "__main__":

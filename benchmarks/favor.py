@@ -36,6 +36,7 @@ from tarnn.feature_maps import Identity
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.linear import CHUNK_OF_MANY
 
+loaded = Costs.from_json  # as `scripts/redraw.py` reads results
 FULL = {
     "lengths": [1024, 4096, 16384],
     "features": [64, 256],

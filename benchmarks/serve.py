@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from toolkit import engine_cases, serve_baselines, serve_cases, serve_report
 from toolkit.loads import Wrong
 from toolkit.serve_baselines import BATCHING, LLAMA, TOGETHER, TRANSFORMERS, or_why_not
+from toolkit.serve_report import figure
 from toolkit.served_models import make_tokenizer, save_linear, save_llama
 
 from scripts.common.options import as_facts, parse
@@ -152,7 +153,7 @@ def main() -> int:
             check=partial(check, models),
             facts=serve_report.facts,
             report=serve_report.report,
-            figure=serve_report.figure,
+            figure=figure,
         )
 
 

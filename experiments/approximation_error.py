@@ -209,19 +209,18 @@ def cell(errors: list[float]) -> str:
 
 
 def figure(options, facts, results):
+    """Draw the maps with orthogonal directions; the table has the others too."""
     made, axes_of = panels(len(results), width=4.2, height=4.6)
     for axes, (name, methods) in zip(axes_of, results.items()):
         middles = {method: [quantiles(x)[1] for x in errors.values()] for method, errors in methods.items()}
-        for i, (method, errors) in enumerate(methods.items()):
+        for i, (method, errors) in enumerate((x, methods[x]) for x in methods if "iid" not in x):
             color, line = METHODS[method][1].split()
             low, middle, high = zip(*(quantiles(x) for x in errors.values()))
             bars = [[a - b for a, b in zip(middle, low)], [b - a for a, b in zip(middle, high)]]
-            at = [m * 1.03 ** (i - len(methods) / 2) for m in errors]  # side by side
+            at = [int(m) * 1.03 ** (i - len(methods) / 2) for m in errors]  # side by side
             axes.errorbar(at, middle, yerr=bars, color=color, linestyle=line, marker=".", capsize=2, label=method)
-        label(axes, "features", "‖ô − o‖²/‖o‖²", title=name, ticks=list(errors))
+        label(axes, "features", "‖ô − o‖²/‖o‖²", title=name, ticks=[int(m) for m in errors])
         axes.set_ylim(top=6 * max(max(x) for method, x in middles.items() if "trigonometric" not in method))
-    handles, labels = axes_of[0].get_legend_handles_labels()
-    made.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     return made
 
 

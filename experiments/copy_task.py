@@ -27,7 +27,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import experiments.baselines  # noqa: F401  registers the attentions that are not tarnn's own
 from scripts.common.options import parse
-from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, label, line, panels
+from scripts.common.plots import BLUE, GREEN, GREY, MOST_LINES, ORANGE, PINK, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -251,15 +251,16 @@ def report(options, facts, curves: dict[str, Curve]) -> str:
         f"{options.updates:,} updates (learning rate 1e-3, {fall}), {options.threads} "
         f"threads. Held-out sequences of {longest} symbols; guessing costs ln 10 = 2.303.",
         markdown(header, rows),
-        "![loss against updates](copy_task.png)",
+        "![loss on held-out sequences against updates, a line per attention](copy_task.png)",
     )
 
 
 def figure(options, facts, curves: dict[str, Curve]):
-    made, (axes,) = panels(1, width=7, height=4)
-    for method, curve in curves.items():
+    """Draw the first methods that were measured; the table has all."""
+    made, (axes,) = panels(1, width=7, height=4.8)
+    for method, curve in list(curves.items())[:MOST_LINES]:
         line(axes, zip(curve.update, curve.loss), METHODS[method][1], method, marker="")
-    label(axes, "updates", "loss on held-out sequences, nats per symbol", scales="linear log", legend="")
+    label(axes, "updates", "loss on held-out sequences, nats per symbol", scales="linear log")
     return made
 
 

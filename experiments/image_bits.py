@@ -214,21 +214,33 @@ def report(options, facts, found) -> str:
             f"images that the paper's run saw. {options.threads} threads. All values of an image are predicted, the first too.",
             markdown(header, rows),
         ]
-    return page("Bits per dimension of images", *parts, "![bits per dimension against time](image_bits.png)")
+    return page(
+        "Bits per dimension of images", *parts, "![bits per dimension against seconds of training](image_bits.png)"
+    )
 
 
 def bits(number: float | None) -> str | None:
     return None if number is None else f"{number:.3f}"
 
 
+def loaded(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the runs of a results file; older ones keep their curves apart."""
+    return facts.get("curves", facts["results"])
+
+
 def figure(options, facts, found):
+    """Draw bits against time: methods have the same number of updates, and the slower one ends later. One seed each."""
     made, every = panels(len(found))
     for axes, (name, runs) in zip(every, found.items(), strict=True):
         for method, one in runs.items():
             points = ((p["update"] * one["seconds_an_update"], p["bits"]) for p in one["curve"])
             line(axes, points, ATTENTION[method], method, marker="")
         label(
-            axes, "seconds of training", "bits per dimension, held out", title=name, scales="linear linear", legend=""
+            axes,
+            "seconds of training",
+            "bits per dimension, held out",
+            title=f"{name}, one seed",
+            scales="linear linear",
         )
     return made
 

@@ -286,7 +286,7 @@ def figure(options, facts, results: dict[str, Any]):
         for model, one in found.items():
             if "curve" in one:
                 line(axes, [(x["step"], x["accuracy"]) for x in one["curve"]], ATTENTION[model][1], model)
-        label(axes, "steps", "accuracy, %", scales="linear linear", title=name, legend="")
+        label(axes, "steps", "accuracy, %", scales="linear linear", title=name)
     return made
 
 

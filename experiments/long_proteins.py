@@ -138,7 +138,7 @@ def figure(options, facts, results: dict[str, Any]):
             share = one["seconds"] / 60 / len(one["curve"])
             points = [((i + 1) * share, x["accuracy"]) for i, x in enumerate(one["curve"])]
             line(axes, points, ATTENTION[name][1], name if seed == next(iter(seeds)) else None)
-    label(axes, "minutes", "% of next residues right", scales="linear linear", legend="")
+    label(axes, "minutes", "% of next residues right", scales="linear linear")
     return made
 
 

@@ -200,12 +200,12 @@ def against(runs: list[dict[str, Any]], reference: list[dict[str, Any]]) -> str 
 
 
 def figure(options, facts, results: dict[str, Any]):
-    """A line a seed; only the first is in the legend."""
+    """Draw a line for each seed, with one name for all of a method."""
     made, (axes,) = panels(1, width=6.4, height=4.2)
     for name, runs in results.items():
         for x in runs:
             line(axes, zip(x["steps"], x["bits_per_byte"]), VARIANTS[name][1], name if x is runs[0] else None)
-    label(axes, "steps", "bits per byte of an unseen novel", scales="linear linear", legend="")
+    label(axes, "steps", "bits per byte of an unseen novel", scales="linear linear")
     return made
 
 

@@ -130,7 +130,7 @@ def figure(options, facts, results: dict[str, Any]):
         for name, one in found.items():
             if "curve" in one:
                 line(axes, [(x["step"], x["perplexity"]) for x in one["curve"]], ATTENTION[name][1], name)
-        label(axes, "steps", "perplexity, 50 test sequences", scales="linear linear", title=direction, legend="")
+        label(axes, "steps", "perplexity, 50 test sequences", scales="linear linear", title=direction)
     return made
 
 

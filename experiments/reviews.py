@@ -227,7 +227,7 @@ def figure(options, facts, results: dict[str, Any]):
             curve = one["curve"]
             points = [(before + minutes * (i + 1) / len(curve), x["accuracy"]) for i, x in enumerate(curve)]
             line(axes, points, f"{style} --" if alone else style, name if seed == next(iter(seeds)) else None)
-    label(axes, "minutes", "% right", scales="linear linear", legend="")
+    label(axes, "minutes", "% right", scales="linear linear")
     return made
 
 

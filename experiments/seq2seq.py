@@ -229,7 +229,7 @@ def figure(options, facts, results: dict[str, Any]):
     for axes, (name, found) in zip(every, results["tasks"].items()):
         for method, one in found.items():
             line(axes, [(x["step"], x["tokens"]) for x in one["curve"]], METHODS[method][1], method)
-        label(axes, "steps", "right tokens, %", scales="linear linear", title=name, legend="")
+        label(axes, "steps", "right tokens, %", scales="linear linear", title=name)
     return made
 
 

@@ -285,7 +285,7 @@ def figure(options, facts, results: dict[str, Any]):
             curves = [one["curve"] for one in runs.values()]
             points = [(at[0]["step"], statistics.mean(x["error"] for x in at)) for at in zip(*curves)]
             line(axes, points, METHODS[method], method)
-        label(axes, "steps", "edits per symbol, %", scales="linear log", title=name, legend="")
+        label(axes, "steps", "edits per symbol, %", scales="linear log", title=name)
     return made
 
 

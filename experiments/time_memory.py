@@ -175,7 +175,7 @@ def report(options, facts, costs: dict[str, list[Cost]]) -> str:
         table("time", lambda p: p.ms, 2),
         "## Peak MiB per sample",
         table("memory", lambda p: p.bytes and p.bytes / MIB, 1),
-        "![time and memory against length](time_memory.png)",
+        "![milliseconds and peak memory per sample against sequence length](time_memory.png)",
     )
 
 
@@ -184,7 +184,7 @@ def figure(options, facts, costs: dict[str, list[Cost]]):
     for method, points in costs.items():
         line(axes[0], ((p.length, p.ms) for p in points), COLORS[method], method)
         line(axes[1], ((p.length, p.bytes and p.bytes / MIB) for p in points), COLORS[method], method)
-    label(axes[0], "sequence length", "milliseconds per sample", ticks=options.lengths, legend="")
+    label(axes[0], "sequence length", "milliseconds per sample", ticks=options.lengths)
     label(axes[1], "sequence length", "peak MiB per sample", ticks=options.lengths)
     return made
 

@@ -151,23 +151,14 @@ def extra(cost: Cost | None, digits: int = 2) -> str | None:
 
 
 def figure(options, facts: dict[str, Any], costs: Costs):
-    """Causal attention of one width; the first dtype solid, others dashed."""
+    """Draw causal attention of one width in the first dtype; the tables have the others."""
     widths = {c.d for c in costs.cells}
     d = 64 if 64 in widths else min(widths)
-    dashed = ", ".join(costs.dtypes[1:])
-    lines = {}
-    for method in costs.methods:
-        for dtype in costs.dtypes:
-            color, name = COLORS.get(method, GREY), NAMES.get(method, method)
-            first = dtype == costs.dtypes[0]
-            lines[method, dtype] = (f"{color} {'-' if first else '--'}", name if first else None)
-    title = f"causal attention, d = {d}; {options.heads} heads; {facts['machine']['cpu']}, {facts['threads']} threads"
-    return cost_figure(
-        costs,
-        lines,
-        [c for c in costs.cells if c.d == d and c.plain],
-        title + (f"; dashed: {dashed}" if dashed else ""),
-    )
+    dtype = costs.dtypes[0]
+    lines = {(x, dtype): (COLORS.get(x, GREY), NAMES.get(x, x)) for x in costs.methods}
+    on = f"{facts['machine']['cpu']}, {facts['threads']} threads"
+    title = f"causal attention in {dtype}, d = {d}, {options.heads} heads; {on}"
+    return cost_figure(costs, lines, [c for c in costs.cells if c.d == d and c.plain], title)
 
 
 def cost_figure(
@@ -191,5 +182,4 @@ def cost_figure(
             title="forward + backward" if backward else "forward",
             ticks=sorted({c.t for c in costs.cells}),
         )
-    next((axes for axes in axes_of if axes.lines), axes_of[0]).legend(frameon=False, fontsize="small")
     return made

@@ -126,14 +126,13 @@ def _part(x: Cost | None, y: Cost | None) -> str | None:
 
 
 def figure(options, facts: dict[str, Any], costs: Costs):
-    """The most features solid, fewer dashed."""
+    """Draw the most features solid, fewer dashed."""
     most = max(options.features)
     lines = {("sdpa", DTYPE): (COLORS["sdpa"], LABELS["sdpa"])}
     for m in options.features:
         for kind in KINDS:
             solid = m == most
-            lines[named(kind, m), DTYPE] = (f"{COLORS[kind]} {'-' if solid else '--'}", LABELS[kind] if solid else None)
-    fewer = "".join(f"; dashed: m = {m}" for m in options.features if m != most)
+            lines[named(kind, m), DTYPE] = (f"{COLORS[kind]} {'-' if solid else '--'}", f"{LABELS[kind]}, m = {m}")
     kind = "causal" if any(c.causal for c in costs.cells) else "not causal"
     on = f"{facts['machine']['cpu']}, {facts['threads']} threads"
-    return cost_figure(costs, lines, costs.cells, f"FAVOR+ attention, {kind}, m = {most}; {on}{fewer}")
+    return cost_figure(costs, lines, costs.cells, f"FAVOR+ attention, {kind}; {on}")

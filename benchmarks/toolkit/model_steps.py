@@ -91,12 +91,12 @@ def table(found: Found, methods: Sequence[str], ratios: Sequence[tuple[str, str]
 
 
 def figure(found: Found, colors: Mapping[str, str], title: str, *, memory_scale: str = "linear") -> Any:
-    """Milliseconds and memory against length; `colors` by method, in the legend's order."""
+    """Draw milliseconds and memory against length. colors: by method, in the order of their names in the picture."""
     made, (times, sizes) = panels(2, title)
     for name, color in colors.items():
-        timings = {t: at[name] for t, at in found.items() if name in at}
+        timings = {int(t): at[name] for t, at in found.items() if name in at}
         line(times, ((t, x.ms) for t, x in timings.items()), color, name)
         line(sizes, ((t, x.peak_bytes and x.peak_bytes / MIB) for t, x in timings.items()), color, name)
-    label(times, "length t", "milliseconds per step", ticks=list(found), legend="attention")
-    label(sizes, "length t", "peak MiB", ticks=list(found), scales=f"log {memory_scale}")
+    label(times, "length t", "milliseconds per step", ticks=[int(t) for t in found])
+    label(sizes, "length t", "peak MiB", ticks=[int(t) for t in found], scales=f"log {memory_scale}")
     return made

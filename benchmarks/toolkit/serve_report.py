@@ -129,6 +129,6 @@ def figure(options, facts: dict[str, Any], found: Found) -> Any:
         points = [(int(n), x) for server, weights, n, x in rows if f"{server} {weights}" == name and n.isdigit()]
         line(speed, [(n, x["speed"]) for n, x in points], style, name)
         line(gap, [(n, x["p99"]) for n, x in points], style, name)
-    label(speed, "streams", "tokens a second, all streams", ticks=options.streams, legend="")
+    label(speed, "streams", "tokens a second, all streams", ticks=options.streams)
     label(gap, "streams", "p99 between tokens, ms", ticks=options.streams)
     return drawing

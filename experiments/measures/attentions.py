@@ -49,3 +49,4 @@ ROWS = {
     "none": Row("none", style=GREY),
 }
 MOST = ("softmax", "linear", "Performer", "gated delta", "window + sinks")  # the rows that matter most
+SHOWN = (*MOST, "Longformer", "Linformer")  # those whose lines the picture has

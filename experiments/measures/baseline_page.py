@@ -3,9 +3,9 @@
 import statistics
 from typing import Any
 
-from measures.attentions import MOST, ROWS
+from measures.attentions import MOST, ROWS, SHOWN
 from scripts.common.clock import Timing
-from scripts.common.plots import label, line, panels
+from scripts.common.plots import INK, label, line, panels
 from scripts.common.tables import MIB, markdown, mebibytes, milliseconds, page, source
 
 SIDES = {"back": "a decoder's layer", "both": "an encoder's layer"}
@@ -32,7 +32,11 @@ def report(options, facts, results: dict[str, Any]) -> str:
     if tables["long"]:
         text = "the mean over the seeds, and the least and the most"
         parts += [f"After {options.minutes_most:g} minutes, {text}:", tables["long"]]
-    return page("Linear attention against its baselines", "![cost and quality](baseline_table.png)", *parts)
+    return page(
+        "Linear attention against its baselines",
+        "![time and memory of seven attentions, by tokens](baseline_table.png)",
+        *parts,
+    )
 
 
 def cost_table(side: str, rows: dict[str, dict[str, Timing]]) -> tuple[list[str], list[list[Any]]]:
@@ -87,18 +91,19 @@ def digits(found: dict[str, Any]) -> int:
 
 
 def figure(options, facts, results: dict[str, Any]):
-    """Time and memory against length, decoders' layers where there are any; and accuracy against speed, with memory as size."""
+    """Draw time and memory of the best known against length, decoders' layers where there are any, and accuracy of all against
+    speed, with memory as size.
+    """
     tasks = [found for found in results["quality"].values() if found.get("short") and not found["causal"]]
     made, (time, memory, *arena) = panels(3 if tasks else 2, width=5.2, height=4.8)
     kinds = {"back": results["cost"].get("back", {}), "both": results["cost"].get("both", {})}
     costs = {row: kinds["back"].get(row) or kinds["both"].get(row) or {} for row in ROWS}
-    for row, known in costs.items():
+    for row, known in ((x, costs[x]) for x in SHOWN):
         points = sorted((int(n), x) for n, x in known.items())
         line(time, ((n, x.ms) for n, x in points), ROWS[row].style, row)
         line(memory, ((n, x.peak_bytes and x.peak_bytes / MIB) for n, x in points), ROWS[row].style, row)
     label(time, "tokens", "milliseconds, forward and backward", ticks=options.lengths)
     label(memory, "tokens", "peak MiB", ticks=options.lengths)
-    made.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False, fontsize="small")
     if tasks:
         draw_arena(*arena, tasks, results["cost"])
     return made
@@ -116,6 +121,8 @@ def draw_arena(arena, tasks: list[dict[str, Any]], costs: dict[str, Any]) -> Non
             arena.scatter(
                 *place, s=20 * ((at.peak_bytes or MIB) / MIB) ** 0.5, color=ROWS[row].style.split()[0], alpha=0.6
             )
-            arena.annotate(row, place, fontsize="x-small", weight=bold, xytext=(3, 3), textcoords="offset points")
+            arena.annotate(
+                row, place, fontsize="x-small", color=INK, weight=bold, xytext=(3, 3), textcoords="offset points"
+            )
     arena.set(xlabel="steps per second, 4,096 tokens", ylabel="mean accuracy of the encoder's tasks, %", xscale="log")
     arena.grid(alpha=0.3)

@@ -135,10 +135,6 @@ def figure(options, facts, results: dict[str, Any]):
         line(axes[-1], [(n, mean(ends, str(n))) for n in options.pairs], KINDS[kind].style, kind)
     if "recall" in results:
         label(axes[-1], "pairs", "values right, %", title="recall", ticks=options.pairs, scales="log linear")
-    columns = 3 if len(axes) > 1 else 2
-    made.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
-    )
     return made
 
 

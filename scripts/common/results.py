@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from scripts.common import plots
 from scripts.common.options import as_facts
 from scripts.common.others import RECORD, TRIES
 from scripts.common.provenance import provenance
@@ -79,7 +80,7 @@ def run(
             print(text)
         if figure is not None:
             files.append(path.with_suffix(".png"))
-            figure(options, data, found).savefig(files[-1])
+            plots.save(figure(options, data, found), files[-1])
         print(*files, sep="\n")
     print(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
     return code

@@ -65,7 +65,7 @@ def test_a_run_leaves_its_files_also_when_it_is_interrupted(parsed, tmp_path, pi
     def figure(options, facts, results):
         made, (axes,) = panels(1, "title")
         line(axes, [(1, 2.0), (2, None), (3, 4.0)], "#000000 --", "known")
-        label(axes, "x", "y", ticks=[1, 2048], legend="")
+        label(axes, "x", "y", ticks=[1, 2048])
         return made
 
     report = lambda options, facts, results: markdown(["a", "b"], [["x", None]])  # noqa: E731

@@ -10,6 +10,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from scripts.common import plots
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,7 +32,7 @@ def pictures(monkeypatch):
     """Figures by the name of their file, as they would have been saved: what they show can be asked, and no time is
     spent on drawing."""
     saved: dict[str, Figure] = {}
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: saved.update({path.name: figure}) or path.touch())
+    monkeypatch.setattr(plots, "write", lambda figure, path: saved.update({path.name: figure}) or path.touch())
     return saved
 
 
