@@ -39,7 +39,7 @@ def redraw(path: Path) -> Path:
     facts = json.loads(path.read_text(), object_hook=Row)
     module = importlib.import_module(script_of(facts))
     results = module.loaded(facts) if hasattr(module, "loaded") else facts["results"]
-    figure = module.figure(argparse.Namespace(**facts.get("settings", {})), facts, results)
+    figure = module.figure(argparse.Namespace(**facts.get("settings", {}), threads=facts["threads"]), facts, results)
     plots.save(figure, picture := path.with_suffix(".png"))
     return picture
 
