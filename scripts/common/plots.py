@@ -79,11 +79,18 @@ def save(figure: Any, path: Path) -> None:
             f"{path.name} has {len(handles)} lines, at most {MOST_LINES} are readable: {', '.join(handles)}"
         )
     if handles:
-        columns = min(4, len(handles)) if len(figure.axes) > 1 else min(2, len(handles))
+        room = 9 * figure.get_figwidth()  # letters, and eight of each name for its line and the gap
+        columns = max((n for n in range(2, 5) if width_of([*handles], n) <= room), default=1)
         figure.legend(
             handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK
         )
     write(figure, path)
+
+
+def width_of(names: list[str], columns: int) -> int:
+    """Return the letters of a legend's columns side by side, each as wide as the longest of its names and eight more."""
+    rows = -(-len(names) // columns)
+    return sum(max(map(len, names[i : i + rows])) + 8 for i in range(0, len(names), rows))
 
 
 def write(figure: Any, path: Path) -> None:

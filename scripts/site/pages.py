@@ -1,4 +1,4 @@
-"""Put the pages of the site into one folder, laid out as the repository, so that their links hold; pictures made small."""
+"""Put the pages of the site into one folder, laid out as the repository, so that their links hold."""
 
 import re
 import shutil
@@ -10,7 +10,6 @@ PATTERNS = (
     "*.md", "docs/*.md", "docs/decisions/*.md", "csrc/README.md", "benchmarks/*.md", "benchmarks/results/*.md",
     "experiments/*.md", "experiments/results/*.md", "scripts/dev/results/*.md",
 )  # fmt: skip
-COLOURS = 64  # of a picture: curves and letters need no more, and it weighs a third
 
 
 def stage(root: Path, target: Path) -> list[Path]:
@@ -30,16 +29,8 @@ def stage(root: Path, target: Path) -> list[Path]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file that is not there yet; a picture with fewer colours."""
+    """Copy a file that is not there yet."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.suffix != ".png":
-        shutil.copyfile(source, target)
-        return
-    from PIL import Image
-
-    with Image.open(source) as picture:
-        flat = Image.new("RGB", picture.size, "white")
-        flat.paste(picture, mask=picture.getchannel("A") if "A" in picture.getbands() else None)
-        flat.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+    shutil.copyfile(source, target)
