@@ -12,6 +12,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("TARNN_BYTES_A_THREAD", "0")  # else small models have one thread, whatever a test tells them
+os.environ.setdefault("TARNN_BLOCK_ROWS", "64")  # else prompts of tests are a single block
 hypothesis.settings.register_profile("no deadline", deadline=None)  # nothing may depend on the machine's speed
 hypothesis.settings.load_profile("no deadline")
 

@@ -1,6 +1,9 @@
 // One panel of weights in each format. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include "products/packing.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #include "common/memory.h"
 #include "common/one_token.h"
 
@@ -23,15 +26,32 @@ TARNN_INLINE void load_inputs(const void* const* rows, Index k, Index inputs, Ve
   transpose_lanes<float>(x);
 }
 
-template <typename From, typename To>
-void pack_floats(Index inputs, const void* const* rows, char* at) {
-  auto to = reinterpret_cast<typename To::Stored*>(at);
+/// Words of 32 bits, or float32 numbers of another type, and zeros behind them up to `all`.
+template <typename From>
+void pack_words(Index inputs, Index all, const void* const* rows, char* at) {
+  auto to = reinterpret_cast<float*>(at);
   for (Index o = 0; o < panel; o += w)
     for (Index k = 0; k < inputs; k += w) {
       Vec<float> x[w];
       load_inputs<From>(rows + o, k, inputs, x);
-      for (Index i = 0, n = smaller(w, inputs - k); i < n; ++i) To::store(to + (k + i) * panel + o, x[i]);
+      for (Index i = 0, n = smaller(w, inputs - k); i < n; ++i) store(to + (k + i) * panel + o, x[i]);
     }
+  std::fill_n(to + inputs * panel, (all - inputs) * panel, 0.f);
+}
+
+/// Two inputs are a word. Rows of bfloat16 numbers are words already.
+template <typename From>
+void pack_pairs(Index inputs, const void* const* rows, char* at, std::uint16_t* halves, Index ld) {
+  const void* words[panel];
+  for (Index o = 0; o < panel; ++o) {
+    words[o] = rows[o];
+    const bool aligned = reinterpret_cast<std::uintptr_t>(rows[o]) % 4 == 0;
+    if (!rows[o] || (std::is_same_v<From, Bfloat16> && inputs % 2 == 0 && aligned)) continue;
+    auto* to = halves + o * ld;
+    for (Index k = 0; k < inputs; k += w) Bfloat16::store(to + k, read_row<From>(rows[o], k, inputs));
+    words[o] = to;
+  }
+  pack_words<Same<float>>((inputs + 1) / 2, whole_steps(inputs) / 2, words, at);
 }
 
 /// A row as whole numbers from −127 to 127, zeros behind it; its factor, and the sum of what it stands for.
@@ -66,7 +86,7 @@ void pack_int8(Index inputs, const void* const* rows, char* at, float* scale, fl
     scale[o] = sums[o] = 0;
     if (rows[o]) round_row<From>(rows[o], inputs, bytes + o * ld, scale[o], sums[o]);
   }
-  pack_floats<Same<float>, Same<float>>((inputs + 3) / 4, words, at);
+  pack_words<Same<float>>((inputs + 3) / 4, bytes_of_panel(Format::int8, inputs) / (4 * panel), words, at);
 }
 
 /// The least and most of four bits.
@@ -126,10 +146,10 @@ void pack_int4(Index inputs, const void* const* rows, char* at, float* sums) {
   }
 }
 
-/// Bytes of a row, with room for a whole vector behind it.
-Index bytes_of_row(Index inputs) { return whole<float>(inputs) + TARNN_VECTOR_BYTES; }
+/// Bytes of a row of whole numbers, or numbers of one of bfloat16, with room for a whole vector behind it.
+Index length_of_row(Index inputs) { return whole<float>(inputs) + TARNN_VECTOR_BYTES; }
 
-std::size_t room(Index inputs) { return static_cast<std::size_t>(panel * bytes_of_row(inputs)); }
+std::size_t room(Index inputs) { return sizeof(std::uint16_t) * static_cast<std::size_t>(panel * length_of_row(inputs)); }
 
 template <typename From>
 void pack_as(const Packing& p, Index index, void* scratch) {
@@ -137,10 +157,10 @@ void pack_as(const Packing& p, Index index, void* scratch) {
   char* at = p.at + index * bytes_of_panel(p.format, p.inputs);
   float* sums = p.sums + index * panel;
   switch (p.format) {
-    case Format::float32: return pack_floats<From, Same<float>>(p.inputs, rows, at);
-    case Format::bfloat16: return pack_floats<From, Bfloat16>(p.inputs, rows, at);
+    case Format::float32: return pack_words<From>(p.inputs, p.inputs, rows, at);
+    case Format::bfloat16: return pack_pairs<From>(p.inputs, rows, at, static_cast<std::uint16_t*>(scratch), length_of_row(p.inputs));
     case Format::int8:
-      return pack_int8<From>(p.inputs, rows, at, p.scale + index * panel, sums, static_cast<std::int8_t*>(scratch), bytes_of_row(p.inputs));
+      return pack_int8<From>(p.inputs, rows, at, p.scale + index * panel, sums, static_cast<std::int8_t*>(scratch), length_of_row(p.inputs));
     case Format::int4: return pack_int4<From>(p.inputs, rows, at, sums);
   }
 }

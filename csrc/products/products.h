@@ -2,24 +2,14 @@
 // by one chain of multiplications and additions: the result does not depend on how rows or panels are shared out.
 #pragma once
 
+#include "common/one_token.h"
+#include "products/amx.h"
 #include "products/bytes.h"
 #include "products/matrix.h"
-#include "simd/tiles.h"
+#include "products/rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
-
-/// Rows of activations. For weights of whole numbers they are bytes: x ≈ step·level + least, with a step and a least of each row.
-struct Rows {
-  Index count, ld;
-  const float* x;
-  const std::uint8_t* levels;
-  Index ld_levels;
-  const float *step, *least;
-  Rows part(Index i, Index n) const {
-    return {n, ld, x + i * ld, levels + i * ld_levels, ld_levels, step + i, least + i};
-  }
-};
 
 constexpr Index ahead = 8192;  // bytes by which weights are asked for before they are wanted
 constexpr Index line = 64;
@@ -65,41 +55,82 @@ struct Walk {
   }
 };
 
-struct Float {
-  static constexpr Index bytes = sizeof(float);
-  static TARNN_INLINE Vec<float> load(const char* w) { return TARNN_ISA::load(reinterpret_cast<const float*>(w)); }
-};
-
-struct Bfloat {
-  static constexpr Index bytes = sizeof(std::uint16_t);
-  static TARNN_INLINE Vec<float> load(const char* w) { return Bfloat16::load(reinterpret_cast<const std::uint16_t*>(w)); }
-};
-
-template <typename Stored>
-struct FloatWeights {
+/// Tiles of floats: R·N sums, N vectors of weights and one number fill the registers.
+struct FloatTiles {
   static constexpr int few_rows = many_registers ? 6 : 3, few_vectors = 4;
   static constexpr int many_vectors = many_registers ? 4 : 2, many_rows = few_rows * few_vectors / many_vectors;
-  static constexpr Index step_bytes = panel * Stored::bytes, block = many_registers ? 768 : 128;
-  static Index panel_bytes(Index inputs) { return inputs * step_bytes; }
+  static constexpr Index step_bytes = 4 * panel, block = many_registers ? 768 : 128;
+
+  template <int R, int N>
+  static TARNN_INLINE void finish(const Matrix&, Index, const Rows&, Vec<float> (&)[R * N]) {}
+};
+
+/// sums[i, n] += weights(n) · left(i).
+template <int R, int N, typename F, typename G>
+TARNN_INLINE void add_products(F weights, G left, Vec<float> (&sums)[R * N]) {
+  Vec<float> right[N];
+  unrolled<N>([&](auto n) TARNN_LAMBDA { right[n] = weights(n); });
+  unrolled<R>([&](auto i) TARNN_LAMBDA {
+    const float x = left(i);
+    unrolled<N>([&](auto n) TARNN_LAMBDA { sums[i * N + n] += right[n] * x; });
+  });
+}
+
+struct FloatWeights : FloatTiles {
+  static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::float32, inputs); }
 
   template <int R, int N, typename Ask>
   static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
     Walk<float, R> x(in.x + k, in.ld);
     for (const char* end = w + n * step_bytes; w < end; w += step_bytes, x.on(1)) {
       ask(w);
-      const char* at = w + column % panel * Stored::bytes;
-      Vec<float> right[N];
-      unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = Stored::load(at + j * width<float> * Stored::bytes); });
+      const auto* at = reinterpret_cast<const float*>(w) + column % panel;
+      add_products<R, N>([&](auto j) TARNN_LAMBDA { return load(at + j * width<float>); }, [&](auto i) TARNN_LAMBDA { return *x.row(i); }, sums);
+    }
+  }
+};
+
+/// Pairs of bfloat16 numbers, as float32 numbers: those of even inputs, and those of odd ones.
+struct PairWeights : FloatTiles {
+  static constexpr Index block = FloatTiles::block * 2;
+  static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::bfloat16, inputs); }
+
+  template <int R, int N, typename Ask>
+  static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
+    Walk<float, R> x(in.x + k, in.ld);
+    const char* at = w + column % panel * 4;
+    const auto even = [&](auto j) TARNN_LAMBDA { return bit_cast<Vec<float>>(load_bytes(at + j * TARNN_VECTOR_BYTES) << 16); };
+    const auto odd = [&](auto j) TARNN_LAMBDA { return bit_cast<Vec<float>>(load_bytes(at + j * TARNN_VECTOR_BYTES) & static_cast<std::int32_t>(0xFFFF0000)); };
+    for (const char* end = at + n / 2 * step_bytes; at < end; at += step_bytes, x.on(2)) {
+      ask(at - column % panel * 4);
+      add_products<R, N>(even, [&](auto i) TARNN_LAMBDA { return x.row(i)[0]; }, sums);
+      add_products<R, N>(odd, [&](auto i) TARNN_LAMBDA { return x.row(i)[1]; }, sums);
+    }
+    if (n % 2) add_products<R, N>(even, [&](auto i) TARNN_LAMBDA { return x.row(i)[0]; }, sums);  // what lies behind may be no number
+  }
+};
+
+#if defined(__AVX512F__) && !defined(TARNN_NO_AMX)
+/// The same of rounded rows, by AVX512-BF16: sum ← fma(even, even, fma(odd, odd, sum)).
+struct PairDots : FloatTiles {
+  static constexpr Index block = FloatTiles::block * 2;
+  static Index panel_bytes(Index inputs) { return bytes_of_panel(Format::bfloat16, inputs); }
+
+  template <int R, int N, typename Ask>
+  static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
+    Walk<std::uint8_t, R> x(in.levels + 2 * k, in.ld_levels);
+    for (const char* end = w + (n + 1) / 2 * step_bytes; w < end; w += step_bytes, x.on(4)) {
+      ask(w);
+      Integers<float> right[N];
+      unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = load_bytes(w + column % panel * 4 + j * TARNN_VECTOR_BYTES); });
       unrolled<R>([&](auto i) TARNN_LAMBDA {
-        const float left = *x.row(i);
-        unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += right[j] * left; });
+        const Integers<float> left = four_levels(x.row(i)) - Integers<float>{};
+        unrolled<N>([&](auto j) TARNN_LAMBDA { asm("vdpbf16ps %2, %1, %0" : "+v"(sums[i * N + j]) : "v"(left), "v"(right[j])); });
       });
     }
   }
-
-  template <int R, int N>
-  static TARNN_INLINE void finish(const Matrix&, Index, const Rows&, Vec<float> (&)[R * N]) {}
 };
+#endif
 
 /// Sums of R rows and N vectors, and what `Dot` adds to them.
 template <typename Dot, int R, int N>
@@ -170,7 +201,7 @@ struct Int8Weights : ByteTiles<tile, 4> {
     unrolled<N>([&](auto n) TARNN_LAMBDA {
       const Vec<float> scale = load(of.scale + column + n * width<float>);
       unrolled<R>([&](auto i) TARNN_LAMBDA {
-        sums[i * N + n] = __builtin_convertvector(bit_cast<Integers<float>>(sums[i * N + n]), Vec<float>) * in.step[i] * scale;
+        sums[i * N + n] = scaled(bit_cast<Integers<float>>(sums[i * N + n]), in.step[i], scale);
       });
     });
   }
@@ -282,12 +313,39 @@ void product_by(const Matrix& of, const Rows& in, Index index, float* out, Index
   else product_of_many<W>(of, w, index * panel, in, out, ldo);
 }
 
+/// Whether rows are rounded for weights of this format: to bytes, or, where the processor multiplies pairs of them, to bfloat16 numbers.
+inline bool rounds_rows(Format format, [[maybe_unused]] Dots has) {
+#if defined(__AVX512F__) && !defined(TARNN_NO_AMX)
+  if (format == Format::bfloat16) return has.bfloat16 || has.amx;
+#endif
+  return format == Format::int8 || format == Format::int4;
+}
+
+/// A row as bfloat16 numbers, rounded to nearest even, with zeros up to whole steps.
+inline void to_halves(const float* x, Index n, std::uint16_t* to) {
+  for (Index j = 0; j < whole_steps(n); j += width<float>) Bfloat16::store(to + j, j < n ? read(x + j, n - j) : Vec<float>{});
+}
+
+inline void product_of_pairs(const Matrix& of, [[maybe_unused]] Dots has, const Rows& in, Index index, float* out, Index ldo) {
+#if defined(__AVX512F__) && !defined(TARNN_NO_AMX)
+  if (in.levels && has.amx) return amx::product<amx::OfPairs>(of, in, index, out, ldo);
+  if (in.levels && has.bfloat16) return product_by<PairDots>(of, in, index, out, ldo);
+#endif
+  product_by<PairWeights>(of, in, index, out, ldo);
+}
+
+constexpr Index rows_of_tiles = 4;  // of bytes: fewer are multiplied sooner without
+
 /// One panel of outputs of all rows, to out (rows ldo apart, 64 of each).
 inline void product(const Matrix& of, Dots has, const Rows& in, Index index, float* out, Index ldo) {
   switch (of.format) {
-    case Format::float32: return product_by<FloatWeights<Float>>(of, in, index, out, ldo);
-    case Format::bfloat16: return product_by<FloatWeights<Bfloat>>(of, in, index, out, ldo);
-    case Format::int8: return with_dots<BytesOfAll>(has, [&](auto dot) { product_by<Int8Weights<decltype(dot)>>(of, in, index, out, ldo); });
+    case Format::float32: return product_by<FloatWeights>(of, in, index, out, ldo);
+    case Format::bfloat16: return product_of_pairs(of, has, in, index, out, ldo);
+    case Format::int8:
+#if defined(__AVX512F__) && !defined(TARNN_NO_AMX)
+      if (has.amx && in.count > rows_of_tiles) return amx::product<amx::OfBytes>(of, in, index, out, ldo);
+#endif
+      return with_dots<BytesOfAll>(has, [&](auto dot) { product_by<Int8Weights<decltype(dot)>>(of, in, index, out, ldo); });
     case Format::int4: return with_dots<ShortSums>(has, [&](auto dot) { product_by<Int4Weights<decltype(dot)>>(of, in, index, out, ldo); });
   }
 }

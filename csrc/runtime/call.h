@@ -49,6 +49,6 @@ struct RuntimeKernel {
   std::size_t (*room)(const runtime::Call&, Index rows);  // bytes that a team shares for its rows
   std::size_t (*own_room)(const runtime::Call&);          // and that each member has for itself
   void (*run)(const runtime::Call&, Index begin, Index count, void* shared, void* own, Team::Member&);
-  const char* (*byte_products)();  // the instruction that multiplies bytes
+  const char* (*products)(Format);                        // what multiplies rows with weights of a format
 };
 }  // namespace tarnn

@@ -306,9 +306,10 @@ class Checks : Expectations {
     matrix(x.matrices[0], x.in().width, x.out().heads * whole_panels(x.out().width));
   }
   void to_bytes(const Instruction& x) const {
-    counts(x, 1, 1);
+    counts(x, 1, 1, 1);
+    const auto format = static_cast<Format>(whole(x.integer(0), static_cast<Index>(Format::bfloat16), static_cast<Index>(Format::int4)));
     const Slot& slot = p_.slots[static_cast<std::size_t>(x.out().slot)];
-    need(slot.of == Slot::Of::bytes && x.out().offset == 0 && x.out().size() == x.in().size(), "it writes other bytes than it reads");
+    need(slot.of == Slot::Of::bytes && x.out().offset == 0 && x.out().size() == bytes_of_inputs(format, x.in().size()), "it writes other bytes than it reads");
   }
 
   const Phase& phase_;

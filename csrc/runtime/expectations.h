@@ -45,12 +45,15 @@ class Expectations {
     need(o.size() == outputs, "a product has another number of outputs");
     need(o.offset + whole_panels(outputs) <= whole_panels(p_.slots[static_cast<std::size_t>(o.slot)].width), "a product writes beyond its slot");
   }
+  /// Where a product's rows are rounded; those of bfloat16 weights may stay as they are.
   void bytes(Index slot, const Matrix& w) const {
-    if (!w.takes_bytes()) return need(slot == -1, "a product of floats reads bytes");
-    whole(slot, 0, static_cast<Index>(p_.slots.size()) - 1);
+    if (w.format == Format::float32) return need(slot == -1, "a product of floats reads bytes");
+    whole(slot, w.takes_bytes() ? 0 : -1, static_cast<Index>(p_.slots.size()) - 1);
+    if (slot < 0) return;
     const Slot& of = p_.slots[static_cast<std::size_t>(slot)];
-    need(of.of == Slot::Of::bytes && of.width >= w.inputs, "a product reads bytes that are not there");
+    need(of.of == Slot::Of::bytes && of.width >= bytes_of_inputs(w.format, w.inputs), "a product reads bytes that are not there");
   }
+  static Index bytes_of_inputs(Format format, Index n) { return format == Format::bfloat16 ? 2 * n : n; }
   /// What makes f features of d channels, of so many heads. Returns how many matrices it has.
   Index map(const Instruction& x, MapPlaces at, Index heads, Index d, Index f) const {
     const auto integer = [&](Index i, Index least, Index most) { return whole(x.integer(at.integer + i), least, most); };

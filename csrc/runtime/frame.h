@@ -14,11 +14,17 @@ constexpr Index rows_at_once = 12;  // of a unit, which pass `before`, the instr
 // rows a power of two apart would all fall into the same few places of the cache
 inline Index apart(Index n) { return whole_panels(n) + 16; }
 
-/// Rounded rows: `step` and `least` of each stand before the levels of all.
+/// Rounded rows, `ld` bytes apart: bytes, with `step` and `least` of each row, or bfloat16 numbers.
 struct Levels {
   float *step, *least;
   std::uint8_t* at;
   Index ld;
+
+  void round(Format format, const float* x, Index n, Index row) const {
+    std::uint8_t* to = at + row * ld;
+    if (format == Format::bfloat16) to_halves(x, n, reinterpret_cast<std::uint16_t*>(to));
+    else to_levels(x, n, to, step[row], least[row]);
+  }
 };
 
 /// The part of an operand that belongs to one of some units: its own heads, or the one that it shares.

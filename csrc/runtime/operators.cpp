@@ -212,7 +212,10 @@ Index program_log_width(Index handle) { return registry().get(handle)->layout.wi
 
 Index program_version_read() { return program_version; }
 
-std::string byte_products() { return kernels().runtime->byte_products(); }
+std::string products(Index format) {
+  if (format < 0 || format > static_cast<Index>(Format::int4)) throw std::runtime_error("a format is a number from 0 to 3.");
+  return kernels().runtime->products(static_cast<Format>(format));
+}
 
 /// Threads of a call of one token of each sequence at these positions: what a test looks at.
 Index program_threads(Index handle, Tensor positions, Index asked) {
@@ -233,7 +236,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("program_phases(int handle) -> int");
   m.def("program_threads(int handle, Tensor positions, int asked) -> int");
   m.def("program_version() -> int");
-  m.def("byte_products() -> str");
+  m.def("products(int format) -> str");
   m.def("program_run(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor? extra, bool every, Tensor(c!) out, Tensor(d!)? hidden=None) -> ()");
   m.def("program_verify(int handle, Tensor ids, Tensor positions, Tensor? starts, Tensor(a!)[] states, Tensor? extra, Tensor(b!) out, Tensor(c!) hidden, Tensor(d!) log) -> ()");
   m.def("program_accept(int handle, Tensor ids, Tensor(a!) positions, Tensor? starts, Tensor(b!)[] states, Tensor(c!) log, Tensor counts) -> ()");
@@ -242,7 +245,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) {
   m.impl("program_version", TORCH_BOX(&program_version_read));
-  m.impl("byte_products", TORCH_BOX(&byte_products));
+  m.impl("products", TORCH_BOX(&products));
   m.impl("program_close", TORCH_BOX(&program_close));
   m.impl("program_phases", TORCH_BOX(&program_phases));
   m.impl("program_log_width", TORCH_BOX(&program_log_width));

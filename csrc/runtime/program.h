@@ -68,7 +68,7 @@ struct Phase {
 };
 
 /// Room for `width` numbers of each row, which all threads see. own: of one unit and some rows, and each thread has its own. bytes: rows rounded to
-/// levels, with a step and a least each, as products with whole numbers read them.
+/// levels, with a step and a least each, as products with whole numbers read them, or to bfloat16 numbers, of two bytes.
 struct Slot {
   enum class Of : Index { all, own, bytes } of;
   Index width;
@@ -108,6 +108,6 @@ struct Table {
 /// Checks and reads. Throws std::runtime_error with one sentence.
 Program read_program(const Index* numbers, Index count, const void* block, Index bytes, const std::vector<Table>& tables);
 
-constexpr Index program_version = 4;  // raise it with the order or the meaning of any number
+constexpr Index program_version = 5;  // raise it with the order or the meaning of any number
 
 }  // namespace tarnn::runtime

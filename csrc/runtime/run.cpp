@@ -7,14 +7,19 @@
 
 #include "common/threads.h"
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
 namespace tarnn::runtime {
 namespace {
 
-constexpr Index most_rows = 64;  // at once: their activations stay in the second level of cache
+constexpr Index least_rows = 64, most_rows = 256;  // at once
+constexpr Index cache_a_row = 1 << 13;  // bytes of the second level of cache
 constexpr Index most_spread = 16;  // times as many where experts share them out
 constexpr double keys_a_task = 512;
 constexpr double rows_as_long_as_reading = 16;  // so many rows are multiplied in the time that their weights take to come
-constexpr std::size_t most_room = std::size_t(1) << 28;  // bytes for more rows than `most_rows`
+constexpr std::size_t most_room = std::size_t(1) << 28;  // bytes for more rows than those of a block
 
 /// How often threads of a team meet in one block: softmax twice, experts up to five times, a phase of many rows once more for its rows.
 Index phases_of_block(const Program& p) {
@@ -48,6 +53,20 @@ Work work_of(const Program& p) {
   return work;
 }
 
+/// Rows of a block: weights are read once for all of them, whose activations should stay in the second level of cache. TARNN_BLOCK_ROWS, for
+/// tests: so many.
+Index rows_of_block() {
+  static const Index rows = [] {
+    if (const char* text = std::getenv("TARNN_BLOCK_ROWS")) return std::max<Index>(1, std::atoll(text));
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    return std::clamp<Index>(sysconf(_SC_LEVEL2_CACHE_SIZE) / cache_a_row, least_rows, most_rows);
+#else
+    return least_rows;
+#endif
+  }();
+  return rows;
+}
+
 /// TARNN_BYTES_A_THREAD, for tests: 0 lets small programs have as many threads as they are told.
 Index bytes_a_member() {
   static const char* const text = std::getenv("TARNN_BYTES_A_THREAD");
@@ -58,7 +77,7 @@ Index bytes_a_member() {
 
 CallSize size_of(const Opened& opened, Index tokens, std::span<const Index> positions) {
   const Work& work = opened.work;
-  const auto rows = static_cast<double>(std::min(tokens, most_rows)), sequences = static_cast<double>(positions.size());
+  const auto rows = static_cast<double>(std::min(tokens, rows_of_block())), sequences = static_cast<double>(positions.size());
   double keys = static_cast<double>(tokens), longest = 0;  // nobody has checked positions yet
   for (const Index x : positions) keys += static_cast<double>(x), longest = std::max(longest, static_cast<double>(x));
   const double bytes = work.weights + work.experts * std::min(1., rows * work.chosen) + work.states * sequences + work.keys * keys;
@@ -81,7 +100,7 @@ std::shared_ptr<const Opened> open_program(const Index* numbers, Index count, co
 
 std::shared_ptr<ProgramJob> new_job(std::shared_ptr<const Opened> opened, Index tokens, std::span<const Index> positions, Index threads) {
   threads = team_size(threads, opened->processors, size_of(*opened, tokens, positions), bytes_a_member());
-  const Index each = std::max<Index>(1, std::min(tokens, most_rows * ((threads + 15) / 16))), blocks = (tokens + each - 1) / each;
+  const Index each = std::max<Index>(1, std::min(tokens, rows_of_block() * ((threads + 15) / 16))), blocks = (tokens + each - 1) / each;
   auto job = std::make_shared<ProgramJob>(threads > 1 ? blocks * opened->phases_of_block : 0, threads);
   job->rows_of_block = each, job->positions.assign(positions.begin(), positions.end());
   job->call.program = &opened->program, job->call.tables = opened->tables.data(), job->call.num_rows = tokens, job->call.layout = &opened->layout;

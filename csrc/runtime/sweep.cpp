@@ -94,7 +94,7 @@ void lay_out_parts(Scratch& scratch, const Call& c, Index rows, Frame& frame) {
   std::size_t most = 0;
   each_instruction(*c.program, [&](const Instruction& x) {
     Scratch counting(nullptr);
-    if (x.kind == Kind::experts) Places(counting, x, rows), most = std::max(most, counting.used());
+    if (x.kind == Kind::experts) Places(counting, x, rows, c.program->dots), most = std::max(most, counting.used());
   });
   frame.experts = scratch.take<char>(static_cast<Index>(most));
 }
@@ -287,7 +287,7 @@ class Sweep {
     const Matrix& w = x.matrices[static_cast<std::size_t>(j)];
     const auto f = static_cast<Function>(x.integer(3 * j));
     const View at = whole();
-    const Rows in = rows_of(x.in(j), x.integer(3 * j + 2)).part(row, rows);
+    const Rows in = rows_of(x.in(j), x.integer(3 * j + 2), w.format).part(row, rows);
     const Operand& out = x.out(j);
     const Index ld = at.ld(out);
     float* to = at.at(out, row) + i * panel;
@@ -319,8 +319,8 @@ class Sweep {
   void experts(const Instruction& x, G then) {
     const View at = whole();
     Scratch memory(frame_.experts);
-    const Places places(memory, x, count_);
-    const Rows given = rows_of(x.in(), x.integer(2));
+    const Places places(memory, x, count_, frame_.program.dots);
+    const Rows given = rows_of(x.in(), x.integer(2), x.matrices[0].format);
     const bool few = count_ <= rows_alone;
     const auto gather = [&](Index place) { places.gather(place, given, x.in().size()); };
     if (count_ > 1) {
@@ -378,10 +378,11 @@ class Sweep {
     }, [] {});
   }
 
-  Rows rows_of(const Operand& x, Index bytes) const {
+  /// The rows of a product with weights of a format, rounded too where it wants them so.
+  Rows rows_of(const Operand& x, Index bytes, Format format) const {
     const View at = whole();
     Rows in{count_, at.ld(x), at.at(x, 0), nullptr, 0, nullptr, nullptr};
-    if (bytes >= 0) {
+    if (bytes >= 0 && rounds_rows(format, frame_.program.dots)) {
       const Levels& levels = frame_.levels[static_cast<std::size_t>(bytes)];
       in.levels = levels.at, in.ld_levels = levels.ld, in.step = levels.step, in.least = levels.least;
     }
@@ -398,22 +399,19 @@ class Sweep {
     for (Index i = 0; !all && i < count_; ++i) wanted += is_last(i);
     if (wanted == 0) return;
     const Index rows = count_, bytes = x.integer(0);
+    const Matrix& w = x.matrices[0];
     if (wanted < rows) {
       team_.phase(1, [&](Index) {
         for (Index i = 0, to = 0; i < rows; ++i) {
           if (!is_last(i)) continue;
           if (to < i) std::copy_n(at.at(in, i), in.size(), at.at(in, to));
-          if (bytes >= 0) {
-            const Levels& levels = frame_.levels[static_cast<std::size_t>(bytes)];
-            to_levels(at.at(in, to), in.size(), levels.at + to * levels.ld, levels.step[to], levels.least[to]);
-          }
+          if (bytes >= 0 && rounds_rows(w.format, frame_.program.dots)) frame_.levels[static_cast<std::size_t>(bytes)].round(w.format, at.at(in, to), in.size(), to);
           ++to;
         }
       }, [] {});
       count_ = wanted;
     }
-    const Matrix& w = x.matrices[0];
-    const Rows from = rows_of(in, bytes);
+    const Rows from = rows_of(in, bytes, w.format);
     const Index ld = at.ld(x.out());
     over_panels(w.panels(), [&](Index i, Index row, Index n) {
       float* to = at.at(x.out(), row) + i * panel;
@@ -505,8 +503,12 @@ void run(const Call& c, Index begin, Index count, void* shared, void* mine, Team
   Sweep(frame, own, begin, count, team).run();
 }
 
-const char* byte_products() {
-  return with_dots<BytesOfAll>(dots_of_processor(), [](auto dot) TARNN_LAMBDA { return decltype(dot)::name; });
+const char* products(Format format) {
+  const Dots has = dots_of_processor();
+  if (format == Format::float32 || !rounds_rows(format, has)) return "float32";
+  if (has.amx && rounds_rows(Format::bfloat16, has) && format != Format::int4) return "amx";
+  if (format == Format::bfloat16) return "vdpbf16ps";
+  return with_dots<BytesOfAll>(has, [](auto dot) TARNN_LAMBDA { return decltype(dot)::name; });
 }
 
 }  // namespace
@@ -516,6 +518,6 @@ const char* byte_products() {
 namespace tarnn {
 namespace TARNN_ISA {
 extern const RuntimeKernel runtime_kernel;
-const RuntimeKernel runtime_kernel = {runtime::TARNN_ISA::room, runtime::TARNN_ISA::own_room, runtime::TARNN_ISA::run, runtime::TARNN_ISA::byte_products};
+const RuntimeKernel runtime_kernel = {runtime::TARNN_ISA::room, runtime::TARNN_ISA::own_room, runtime::TARNN_ISA::run, runtime::TARNN_ISA::products};
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -11,6 +11,7 @@ import torch
 from tarnn.huggingface.config import softmax_twin
 from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 from tarnn.ops import backends
 from tarnn.tasks.checkpoint import open_model
@@ -117,17 +118,24 @@ def test_without_a_checkpoint_it_tells_what_it_runs_on(command):
     assert facts["threads"] == torch.get_num_threads() == 1
     assert facts["cores"] >= 1
     assert facts["kernel"] == library.status()._asdict()
-    assert facts["byte_products"] in (
-        ("vpdpbusd", "pmaddwd", "usdot", "sdot", "smlal") if library.available() else (None,)
-    )
+    assert facts["products_by"] == backends.products_by()
+    if library.available():
+        assert facts["products_by"].keys() == set(FORMATS)
+        assert facts["products_by"]["int8"] in ("amx", "vpdpbusd", "pmaddwd", "usdot", "sdot", "smlal")
+        assert facts["products_by"]["bfloat16"] in ("amx", "vdpbf16ps", "float32")
     text = command("info").out
     assert f"torch {torch.__version__}" in text
     assert facts["processor"] in text
-    assert re.search(rf"int8 products +{facts['byte_products'] or 'none'}\n", text)
+    assert re.search(
+        rf"packed weights .*int8 by {facts['products_by'].get('int8', '')}"
+        if facts["products_by"]
+        else "weights +none",
+        text,
+    )
     with library.disabled():
         text = command("info").out
     assert re.search("CPU kernel +PyTorch: switched off by", text)
-    assert re.search("int8 products +none", text)
+    assert re.search("packed weights +none", text)
     assert command("info", "--lengths", "9").is_refusal("name one: `tarnn info CHECKPOINT")
 
 

@@ -109,6 +109,18 @@ def test_the_op_asks_for_the_kernels_and_no_import_does(without_binary):
     in_a_process(code)
 
 
+def test_instructions_nobody_knows_are_refused(monkeypatch):
+    monkeypatch.setenv("TARNN_DOTS", "vnni,mmx")
+    with pytest.raises(ValueError, match=r"TARNN_DOTS is some of none, vnni, .*; got 'mmx'"):
+        library.status()
+
+
+@needs_binary
+def test_instructions_for_products_can_be_chosen():
+    code = "from tarnn.ops import backends; print(backends.products_by()['bfloat16'])"
+    assert in_a_process(code, TARNN_DOTS="none") == "float32"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "known"),
     [

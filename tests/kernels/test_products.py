@@ -11,12 +11,12 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.program.packing import LARGE_HEAD, VERSION
 
 
-@pytest.mark.parametrize("group", [1, 4])
-def test_panels_hold_every_weight_once_and_zeros(group):
+@pytest.mark.parametrize(("group", "multiple"), [(1, 1), (2, 32), (4, 64)])
+def test_panels_hold_every_weight_once_and_zeros(group, multiple):
     outputs, inputs = 131, 30
     weight = torch.arange(1, outputs * inputs + 1).view(outputs, inputs)
-    packed = panels(weight, group)
-    assert packed.shape == (3, -(-inputs // group), PANEL, group)
+    packed = panels(weight, group, multiple)
+    assert packed.shape == (3, -(-inputs // multiple) * multiple // group, PANEL, group)
     for o, i in ((0, 0), (63, 29), (64, 1), (130, 17)):
         assert packed[o // PANEL, i // group, o % PANEL, i % group] == weight[o, i]
     assert packed.count_nonzero() == weight.numel()
@@ -82,11 +82,13 @@ def as_defined(weight, kind):
     """The bytes of a matrix, and of its factors and sums."""
     if kind == "int8":
         whole, scale = rounded(weight)
-        return panels(whole, group=4), [scale, whole.float().sum(-1) * scale]
+        return panels(whole, 4, multiple=64), [scale, whole.float().sum(-1) * scale]
     if kind == "int4":
         whole, factors = rounded_groups(weight)
         return packed_groups(whole, factors), [(whole.sum(-1) * factors.float()).sum(-1)]
-    return panels(weight.to(getattr(torch, kind)), group=1), []
+    if kind == "bfloat16":
+        return panels(weight.bfloat16(), 2, multiple=32), []
+    return panels(weight, group=1), []
 
 
 @pytest.mark.usefixtures("compiled")
@@ -140,12 +142,12 @@ def test_a_large_head_is_in_int8_and_a_small_one_in_bfloat16(kind):
     sizes = {}
     for vocabulary in (LARGE_HEAD - 1, LARGE_HEAD):
         model = TarnnForCausalLM(
-            TarnnConfig(vocab_size=vocabulary, hidden_size=72, num_hidden_layers=1, num_attention_heads=4)
+            TarnnConfig(vocab_size=vocabulary, hidden_size=128, num_hidden_layers=1, num_attention_heads=4)
         ).eval()
         step = FusedStep(model, kind)
         assert share_alike(model, step, batch=13)[0] > 0.6
         sizes[vocabulary] = step.runtime.packed.block.numel()
-    assert sizes[LARGE_HEAD - 1] - sizes[LARGE_HEAD] > 0.8 * 72 * LARGE_HEAD
+    assert sizes[LARGE_HEAD - 1] - sizes[LARGE_HEAD] > 0.8 * 128 * LARGE_HEAD
 
 
 @pytest.mark.usefixtures("compiled")

@@ -46,7 +46,7 @@ def packed_groups(whole: Tensor, factors: Tensor) -> Tensor:
     return torch.cat([factors.view(torch.uint8), weights], dim=-1)
 
 
-def panels(weight: Tensor, group: int) -> Tensor:
-    """(outputs, inputs) as [panel][input / group][64][group], zeros for what is missing."""
-    weight = padded(padded(weight, group).mT, PANEL).mT
+def panels(weight: Tensor, group: int, multiple: int = 1) -> Tensor:
+    """(outputs, inputs) as [panel][input / group][64][group]: whole panels, inputs to a multiple, zeros for what is missing."""
+    weight = padded(padded(weight, max(group, multiple)).mT, PANEL).mT
     return weight.view(len(weight) // PANEL, PANEL, -1, group).transpose(1, 2)

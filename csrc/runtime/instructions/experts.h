@@ -74,15 +74,15 @@ struct Group {
 /// of rows. All threads share it. Of one row the places are its experts as it chose them, and all read the row itself.
 class Places {
  public:
-  Places(Scratch& scratch, const Instruction& x, Index rows)
-      : rows_(rows), k_(x.in(1).size()), experts_(static_cast<Index>(x.matrices.size()) / 2), inner_(x.matrices[1].inputs) {
+  Places(Scratch& scratch, const Instruction& x, Index rows, Dots dots)
+      : format_(x.matrices[0].format), rows_(rows), k_(x.in(1).size()), experts_(static_cast<Index>(x.matrices.size()) / 2), inner_(x.matrices[1].inputs) {
     const Index n = x.in().size(), places = rows * k_;
     count_ = scratch.take<Index>(1), active_ = scratch.take<Index>(experts_), first_ = scratch.take<Index>(experts_ + 1);
     next_ = scratch.take<Index>(experts_), entries_ = scratch.take<Index>(places);
-    in_ = room(scratch, rows > 1 ? places : 0, n, x.matrices[0].takes_bytes());
-    between_ = room(scratch, places, inner_, x.matrices[1].takes_bytes());
+    in_ = room(scratch, rows > 1 ? places : 0, n, rounds(x, dots));
+    between_ = room(scratch, places, inner_, rounds(x, dots));
     floats_ = scratch.take<float>(places * apart(inner_));
-    if (!x.matrices[1].takes_bytes()) between_.x = floats_;
+    if (!between_.levels) between_.x = floats_;
     between_.ld = apart(inner_);
   }
 
@@ -118,8 +118,8 @@ class Places {
   void gather(Index place, const Rows& from, Index n) const {
     const Index of = row(place);
     if (!in_.levels) return void(std::copy_n(from.x + of * from.ld, n, x(in_) + place * in_.ld));
-    std::copy_n(from.levels + of * from.ld_levels, whole_panels(n), levels(in_) + place * in_.ld_levels);
-    step(in_)[place] = from.step[of], least(in_)[place] = from.least[of];
+    std::copy_n(from.levels + of * from.ld_levels, bytes_of_row(format_, n), levels(in_) + place * in_.ld_levels);
+    if (format_ != Format::bfloat16) step(in_)[place] = from.step[of], least(in_)[place] = from.least[of];
   }
 
   /// What the experts of a group read first: `given` is the row itself where there is one.
@@ -128,14 +128,15 @@ class Places {
   float* inner(Index place) const { return floats_ + place * between_.ld; }
   Index ld() const { return between_.ld; }
   Rows between(const Group& g, Index row, Index rows) const { return between_.part(g.first + row, rows); }
-  /// Rounds the inner numbers of a place, where the second product reads bytes.
-  void round(Index place) const { to_levels(inner(place), inner_, levels(between_) + place * between_.ld_levels, step(between_)[place], least(between_)[place]); }
+  /// Rounds the inner numbers of a place, where the second product wants them so.
+  void round(Index place) const { Levels{step(between_), least(between_), levels(between_), between_.ld_levels}.round(format_, inner(place), inner_, place); }
   bool rounds() const { return between_.levels != nullptr; }
 
  private:
-  static Rows room(Scratch& scratch, Index places, Index n, bool bytes) {
-    Rows x{places, apart(n), nullptr, nullptr, whole_panels(n) + 64, nullptr, nullptr};
-    if (!bytes) return x.x = scratch.take<float>(places * x.ld), x;
+  static bool rounds(const Instruction& x, Dots dots) { return x.integer(2) >= 0 && rounds_rows(x.matrices[0].format, dots); }
+  Rows room(Scratch& scratch, Index places, Index n, bool rounded) const {
+    Rows x{places, apart(n), nullptr, nullptr, bytes_of_row(format_, n) + 64, nullptr, nullptr};
+    if (!rounded) return x.x = scratch.take<float>(places * x.ld), x;
     x.step = scratch.take<float>(places), x.least = scratch.take<float>(places);
     return x.levels = scratch.take<std::uint8_t>(places * x.ld_levels), x;
   }
@@ -150,6 +151,7 @@ class Places {
     return !(number > 0) ? 0 : number >= static_cast<float>(experts_) ? experts_ - 1 : static_cast<Index>(number);
   }
 
+  Format format_;  // of all matrices: what rows are rounded for
   Index rows_, k_, experts_, inner_;
   Index *count_, *active_, *first_, *next_, *entries_;  // experts with rows, and which; of each its first place; entries by places
   Rows in_, between_;

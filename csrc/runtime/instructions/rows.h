@@ -186,10 +186,12 @@ inline void rotate(const Instruction& x, const View& at, Index row) {
   }
 }
 
-/// For products with whole numbers.
+/// Rounds a row for products: to bytes, for whole numbers, or to bfloat16 numbers, where the processor multiplies these. integers: the format
+/// of the weights.
 inline void to_bytes(const Instruction& x, const View& at, Index row) {
-  const Levels& levels = at.frame.levels[static_cast<std::size_t>(x.out().slot)];
-  to_levels(at.at(x.in(), row), x.in().size(), levels.at + row * levels.ld, levels.step[row], levels.least[row]);
+  const auto format = static_cast<Format>(x.integer(0));
+  if (!rounds_rows(format, at.frame.program.dots)) return;
+  at.frame.levels[static_cast<std::size_t>(x.out().slot)].round(format, at.at(x.in(), row), x.in().size(), row);
 }
 
 }  // namespace TARNN_ISA

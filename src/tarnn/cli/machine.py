@@ -32,7 +32,7 @@ def machine_facts() -> dict[str, Any]:
         "accelerator": accelerator(),
         "products": refusal() or "oneDNN in float32",
         "kernel": backends.cpu_kernels(),
-        "byte_products": backends.byte_products(),
+        "products_by": backends.products_by(),
         "gpu_kernel": backends.gpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
@@ -73,7 +73,7 @@ def machine_text(facts: dict[str, Any]) -> str:
         "accelerator": facts["accelerator"] or "none",
         "products": facts["products"],
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
-        "int8 products": facts["byte_products"] or "none",
+        "packed weights": ", ".join(f"{name} by {how}" for name, how in facts["products_by"].items()) or "none",
     }
     if (gpu := facts["gpu_kernel"]) is not None:
         rows["GPU kernels"] = "{path}: {why} (for {ops})".format(**gpu)

@@ -18,6 +18,7 @@ from tarnn.kernels import (
 )
 from tarnn.kernels.contract import named, reasons
 from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.products import FORMATS
 from tarnn.kernels.fla import availability
 
 
@@ -54,9 +55,14 @@ def cpu_kernels() -> dict[str, str]:
     return library.status()._asdict()
 
 
-def byte_products() -> str | None:
-    """Return the instruction that multiplies int8 and int4 weights on this processor; None without compiled kernels."""
-    return str(torch.ops.tarnn_cpu.byte_products()) if library.available() else None
+def products_by() -> dict[str, str]:
+    """Return what multiplies rows with packed weights on this processor, by format of the weights; {} without compiled kernels.
+
+    An instruction (amx, vdpbf16ps, vpdpbusd …); "float32" where bfloat16 weights are widened.
+    """
+    if not library.available():
+        return {}
+    return {name: str(torch.ops.tarnn_cpu.products(i)) for i, name in enumerate(FORMATS)}
 
 
 def gpu_kernels() -> dict[str, str] | None:

@@ -17,7 +17,8 @@ from tarnn.program.phases import Phases
 from tarnn.program.recording import FUNCTIONS, ProgramError
 from tarnn.program.slots import Slots
 
-VERSION = 4  # of the numbers; csrc/runtime/program.h has the same
+VERSION = 5  # of the numbers; csrc/runtime/program.h has the same
+BYTES_OF = {"int8": 1, "bfloat16": 2}  # of a number of a rounded row
 NO_LIMIT = 2**62
 # outputs from which on a head is int8 beside int8 and int4 weights: few bytes are saved by smaller ones
 LARGE_HEAD = 4096
@@ -86,7 +87,7 @@ class Packer:
         self.matrices: dict[int, list[Matrix]] = {}
         groups = self._group_products()
         self.slots = Slots(self.phases, self.fusion.sizes, groups)
-        self.bytes_of: dict[tuple[int, View], int] = {}
+        self.bytes_of: dict[tuple[int, View, str], int] = {}
         self._round_rows()
         self.block = Block(VERSION)
 
@@ -135,7 +136,16 @@ class Packer:
                     view = x.inputs[0]
                     alone = id(x) if x.in_turns else None
                     shared = uses[same_numbers(x.products[0][0])] > 1
-                    key = view.register, view.offset, view.size, self._format_of(x), x.function, alone, shared
+                    key = (
+                        view.register,
+                        view.offset,
+                        view.size,
+                        self._format_of(x),
+                        self._rounding_of(x),
+                        x.function,
+                        alone,
+                        shared,
+                    )
                     found.setdefault(key, []).append(x)
             for operations in found.values():
                 output = operations[0].outputs[0]
@@ -156,24 +166,30 @@ class Packer:
         return groups
 
     def _round_rows(self) -> None:
-        """Rows that products with whole numbers read become bytes at the end of the phase that makes them."""
+        """Rows are rounded, as the products that read them want it, at the end of the phase that makes them."""
         home = {v.register: i for i, p in enumerate(self.phases) for x in p.all() for v in x.outputs}
-        wanted: dict[View, list[int]] = {}
+        wanted: dict[tuple[View, str], list[int]] = {}
         for i, phase in enumerate(self.phases):
             for x in phase.ops:
-                if x.kind in ("product", "head", "experts") and self._format_of(x) in ("int8", "int4"):
-                    wanted.setdefault(x.inputs[0].as_row, []).append(i)
-        for view, uses in sorted(wanted.items(), key=lambda item: home[item[0].register]):
+                if x.kind in ("product", "head", "experts") and (rounding := self._rounding_of(x)):
+                    wanted.setdefault((x.inputs[0].as_row, rounding), []).append(i)
+        for (view, rounding), uses in sorted(wanted.items(), key=lambda item: home[item[0][0].register]):
             begin = home[view.register]
-            slot = self.slots.new_bytes(view.size, begin, max(uses))
-            self.phases[begin].rows.append(Operation("to_bytes", [], [view], integers=[slot]))
+            slot = self.slots.new_bytes(view.size * BYTES_OF[rounding], begin, max(uses))
+            integers = [FORMATS.index(rounding), slot]
+            self.phases[begin].rows.append(Operation("to_bytes", [], [view], integers=integers))
             for i in uses:
-                self.bytes_of[i, view] = slot
+                self.bytes_of[i, view, rounding] = slot
+
+    def _rounding_of(self, x: Operation) -> str:
+        """Return what its rows are rounded to: "int8" (levels), "bfloat16", or "" for exact products and those of floats."""
+        if (format := self._format_of(x)) in ("int8", "int4"):
+            return "int8"
+        return "bfloat16" if format == self.format == "bfloat16" and not x.exact else ""
 
     def _bytes(self, phase: int, x: Operation) -> int:
-        if self._format_of(x) not in ("int8", "int4"):
-            return -1
-        return self.bytes_of[phase, x.inputs[0].as_row]
+        rounding = self._rounding_of(x)
+        return self.bytes_of[phase, x.inputs[0].as_row, rounding] if rounding else -1
 
     def _write_spreading(self, phase: int, operations: list[Operation]) -> None:
         if not operations:
@@ -202,7 +218,8 @@ class Packer:
     def _write(self, x: Operation) -> None:
         block, integers = self.block, list(x.integers)
         if x.kind == "to_bytes":
-            block.numbers(KINDS.index(x.kind), 1, 2, integers.pop(), 0, 1, x.inputs[0].size)
+            width = x.inputs[0].size * BYTES_OF[FORMATS[integers[0]]]
+            block.numbers(KINDS.index(x.kind), 1, 2, integers.pop(), 0, 1, width)
             block.numbers(*self.slots.place(x.inputs[0]))
         else:
             self._begin(x.kind, x.outputs, x.inputs)

@@ -1,13 +1,16 @@
 """Load the library of compiled kernels, and say whether it can be used, and if not, why.
 
 `libtarnn_cpu.so` lies beside this file where the package's build could compile `csrc/`. It is loaded when it is
-first asked for, which registers `torch.ops.tarnn_cpu`. Five variables of the environment are read, once:
+first asked for, which registers `torch.ops.tarnn_cpu`. Seven variables of the environment are read, once:
 
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
 TARNN_ISA       avx2, avx512 or avx512bf16 (x86-64) or baseline (elsewhere), rather than the richest of the processor.
+TARNN_DOTS      only these of the processor's instructions for products with packed weights, with commas: vnni, avx_vnni,
+                bfloat16, amx, sdot, usdot; none: no such instruction. For equal bits on different processors.
 TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them), and
                 caches (tarnn.large_pages) neither.
 TARNN_BYTES_A_THREAD  so many bytes of a layer are worth a thread of the runtime (262144; tests: 0).
+TARNN_BLOCK_ROWS  rows of a prompt that the runtime reads at once (64 to 256, by the second level of cache; tests: 64).
 TARNN_BINARY    another library to load: the sanitizers' (`tests/sanitize.sh`), or one with float64 (`tests/float64.sh`).
 """
 
@@ -25,6 +28,7 @@ from tarnn.kernels.contract import FixableRefusal
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
 ISAS = ("baseline", "avx2", "avx512", "avx512bf16")
+DOTS = ("none", "vnni", "avx_vnni", "bfloat16", "amx", "sdot", "usdot")  # csrc/products/dots.h
 NO_ISA = (
     "this processor lacks AVX2 or FMA, which the compiled kernels need on x86-64; where a virtual machine hides them, give it "
     "its host's type of processor"
@@ -92,7 +96,8 @@ def disabled() -> Iterator[None]:
 def load() -> Status:
     """Load the kernels as the environment says. ValueError for a setting that isn't known or can't be had."""
     asked, isa = setting("TARNN_KERNELS", ("off", "required")), setting("TARNN_ISA", ISAS)
-    setting("TARNN_LARGE_PAGES", ("off", "on"))  # the library reads it
+    setting("TARNN_LARGE_PAGES", ("off", "on"))  # the library reads it, and the next one
+    known_dots()
     if asked == "off":
         return Status(PLAIN, "switched off by TARNN_KERNELS=off")
     other = os.environ.get("TARNN_BINARY")
@@ -122,6 +127,13 @@ def setting(name: str, known: tuple[str, ...]) -> str:
     if value and value not in known:
         raise ValueError(f"{name} is {', '.join(known[:-1])} or {known[-1]}, or not set; got {value!r}.")
     return value
+
+
+def known_dots() -> None:
+    """Raise ValueError where TARNN_DOTS names what isn't known."""
+    names = os.environ.get("TARNN_DOTS", "").split(",")
+    if unknown := [x for x in names if x and x not in DOTS]:
+        raise ValueError(f"TARNN_DOTS is some of {', '.join(DOTS)}, with commas, or not set; got {unknown[0]!r}.")
 
 
 def use(asked: str) -> Status:

@@ -2,14 +2,17 @@
 
 A product y = W x + bias has W in panels of 64 outputs:
 
-float32, bfloat16   [panel][input][64]
-int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum per output
+float32             [panel][input][64]
+bfloat16            [panel][input / 2][64][2], inputs padded with zeros to a multiple of 32
+int8                [panel][input / 4][64][4], inputs padded to a multiple of 64, whole numbers from −127 to 127; a factor and
+                    a sum per output
 int4                [panel][input / 32], of each 64 factors (bfloat16) and [4][64][4] bytes of two whole numbers from −8 to 7,
                     and a sum per output
 
 For int8 and int4 the kernel rounds each row of activations to bytes, x ≈ step·level + least, and multiplies whole numbers:
 y = step·factor·Σ level·W + least·factor·Σ W + bias, of int4 for each 32 inputs. Sums of whole numbers are exact; what is
-lost is the rounding of W and of x.
+lost is the rounding of W and of x. For bfloat16 it rounds them to bfloat16 numbers, if the program says so and the processor
+multiplies pairs of these (AVX512-BF16, AMX); sums are float32.
 """
 
 from collections.abc import Sequence
@@ -23,6 +26,8 @@ PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 WEIGHT_TYPES = {torch.float32, torch.bfloat16, torch.float16}  # types of the weights of a model, and of its embeddings
 GROUP = 32  # inputs that share a factor, of int4
+STEP = 64  # bytes of inputs of an output that go together
+STEPS = {"bfloat16": 32, "int8": 64}  # inputs of which panels have a multiple
 NOWHERE = -1
 
 
@@ -134,11 +139,11 @@ def _packable(weights: Sequence[Tensor]) -> list[Tensor]:
 
 def _bytes_of_panel(kind: str, inputs: int) -> int:
     """Return the bytes of a panel, as csrc/products/matrix.h has it."""
-    if kind == "int8":
-        return -(-inputs // 4) * 4 * PANEL
+    if kind in STEPS:
+        return -(-inputs // STEPS[kind]) * STEP * PANEL
     if kind == "int4":
         return -(-inputs // GROUP) * (2 + GROUP // 2) * PANEL
-    return inputs * PANEL * (2 if kind == "bfloat16" else 4)
+    return inputs * PANEL * 4
 
 
 def padded(x: Tensor, multiple: int) -> Tensor:
