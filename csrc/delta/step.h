@@ -1,4 +1,5 @@
-// One token of the delta rule, in place if wanted: kᵀS and qᵀS in one pass over a panel of S, then S itself, which is in the cache by then.
+// One token of the delta rule, in place if wanted: kᵀS and qᵀS in one pass over a panel of S, then S itself, which is in the cache by then. Of several
+// tokens, one pass writes S and reads it for the next.
 //
 //     δ = β (v − kᵀe^g S)      o = q̂ᵀe^g S + (q̂ᵀk) δ      S ← e^g S + k δᵀ
 #pragma once
@@ -24,6 +25,15 @@ struct DeltaStepScratch : DeltaToken<T> {
   }
 };
 
+/// From kᵀS (x) and qᵀS (y) to δ (x) and o.
+template <int N, typename T>
+TARNN_INLINE void solve_token(const DeltaToken<T>& at, Index j, Vec<T> (&x)[N], const Vec<T> (&y)[N]) {
+  unrolled<N>([&](auto n) TARNN_LAMBDA {
+    x[n] = (load(at.v + j + n * width<T>) - x[n]) * at.beta;
+    store(at.o + j + n * width<T>, y[n] + x[n] * at.qk);
+  });
+}
+
 /// N vectors' columns of S (d, e), or in part the `left` columns of one.
 template <int N, bool part, typename T>
 TARNN_INLINE void step_columns(Index d, Index e, const DeltaToken<T>& at, const T* from, T* to, Index j) {
@@ -43,15 +53,46 @@ TARNN_INLINE void step_columns(Index d, Index e, const DeltaToken<T>& at, const 
       y[n] += s * q;
     });
   }
-  unrolled<N>([&](auto n) TARNN_LAMBDA {
-    x[n] = (load(at.v + j + n * width<T>) - x[n]) * at.beta;
-    store(at.o + j + n * width<T>, y[n] + x[n] * at.qk);
-  });
+  solve_token<N>(at, j, x, y);
   if (!to) return;
   for (Index i = 0; i < d; ++i)
     unrolled<N>([&](auto n) TARNN_LAMBDA {
-      write(to + i * e + j + n * width<T>, row(i, n) * at.decay[i] + x[n] * at.k[i], part ? left : width<T>);
+      write(to + i * e + j + n * width<T>, row(i, n) * at.decay[i] + rounded(x[n] * at.k[i]), part ? left : width<T>);
     });
+}
+
+/// The same of several tokens, whose states are of no interest but for the last one; S: d rows of N vectors, one behind the other.
+template <int N, typename T>
+TARNN_INLINE void step_tile(Index d, Index tokens, const DeltaToken<T>* at, T* S, Index j) {
+  Vec<T> x[N]{}, y[N]{}, delta[N];
+  const auto read = [&](const Vec<T>& s, auto n, const Vec<T>& ask, const Vec<T>& read) TARNN_LAMBDA { x[n] += s * ask, y[n] += s * read; };
+  const auto write = [&](T* to, auto n, const Vec<T>& decay, const Vec<T>& k) TARNN_LAMBDA {
+    const Vec<T> s = load(to + n * width<T>) * decay + rounded(delta[n] * k);
+    store(to + n * width<T>, s);
+    return s;
+  };
+  const auto solve = [&] TARNN_LAMBDA {
+    solve_token<N>(*at, j, x, y);
+    unrolled<N>([&](auto n) TARNN_LAMBDA { delta[n] = x[n], x[n] = y[n] = Vec<T>{}; });
+  };
+  for (Index i = 0; i < d; ++i) {
+    const Vec<T> ask = broadcast<T>(at->asks[i]), of = broadcast<T>(at->reads[i]);
+    unrolled<N>([&](auto n) TARNN_LAMBDA { read(load(S + (i * N + n) * width<T>), n, ask, of); });
+  }
+  for (; tokens > 1; --tokens, ++at) {
+    solve();
+    const T *k = at->k, *decay = at->decay, *asks = at[1].asks, *reads = at[1].reads;
+    T* to = S;
+    for (Index i = 0; i < d; ++i, to += N * width<T>) {
+      const Vec<T> key = broadcast<T>(k[i]), keep = broadcast<T>(decay[i]), ask = broadcast<T>(asks[i]), of = broadcast<T>(reads[i]);
+      unrolled<N>([&](auto n) TARNN_LAMBDA { read(write(to, n, keep, key), n, ask, of); });
+    }
+  }
+  solve();
+  for (Index i = 0; i < d; ++i) {
+    const Vec<T> key = broadcast<T>(at->k[i]), keep = broadcast<T>(at->decay[i]);
+    unrolled<N>([&](auto n) TARNN_LAMBDA { write(S + i * N * width<T>, n, keep, key); });
+  }
 }
 
 template <typename T>

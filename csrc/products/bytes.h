@@ -199,15 +199,9 @@ struct SignedDots : PlainBytes {
 template <typename Dot>
 constexpr int rows_of_zeros = requires { Dot::row_of_zeros; } ? 1 : 0;
 
-/// What a sum of whole numbers stands for, rounded: the compiler does not fuse it with what is added, so that all ways give the same bits.
+/// What a sum of whole numbers stands for.
 TARNN_INLINE Vec<float> scaled(Integers<float> sum, float step, Vec<float> scale) {
-  Vec<float> x = __builtin_convertvector(sum, Vec<float>) * step * scale;
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
-#endif
-  return x;
+  return rounded(__builtin_convertvector(sum, Vec<float>) * step * scale);
 }
 
 /// f(Dot()), of the best way that this processor has; Plain: for those without an instruction for it.

@@ -92,6 +92,17 @@ TARNN_INLINE Vec<T> broadcast(T x) {
   return x - Vec<T>{};  // less zero, which leaves even −0 as it is, and which the compiler leaves out
 }
 
+/// x, which the compiler does not fuse with what is added to it: code in two places gives the same bits.
+template <typename V>
+TARNN_INLINE V rounded(V x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 template <typename To, typename From>
 TARNN_INLINE To bit_cast(From x) {
   static_assert(sizeof(To) == sizeof(From), "as many bits");

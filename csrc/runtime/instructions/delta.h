@@ -9,15 +9,19 @@ namespace TARNN_ISA {
 
 /// Inputs: q, k, v, β, and the log-decay if it is a register. vectors: a log-decay of each state. states: S.
 class DeltaHeads {
+  static constexpr int tile_vectors = many_registers ? 4 : 2;
+
  public:
   struct Room {
     Index ldd, lde;
-    float *q, *k, *asks, *reads, *decay, *v, *o;
+    float *q, *k, *asks, *reads, *decay, *v, *o, *tile;
+    DeltaToken<float>* tokens;
     Room(Scratch& scratch, const Instruction& x, Index n) : ldd(whole_panels(x.in(0).width) + width<float>), lde(padded<float>(x.in(2).width)) {
       const Index queries = x.queries_a_state;
       for (float** at : {&q, &reads}) *at = scratch.take<float>(queries * n * ldd);
       for (float** at : {&k, &asks, &decay}) *at = scratch.take<float>(n * ldd);
       v = scratch.take<float>(n * lde), o = scratch.take<float>(queries * n * lde);
+      tile = scratch.take<float>(x.in(0).width * tile_vectors * width<float>), tokens = scratch.take<DeltaToken<float>>(n);
     }
   };
 
@@ -67,7 +71,11 @@ class DeltaHeads {
 
   void one_state(Index s, Index shared, Index row, Index rows) const {
     float* S = at_.memory(x_, 0, (at_.sequence(row) * all_states() + state_of(s)) * d_ * e_);
+    const bool in_tiles = rows > 1 && shared == 1;
+    for (Index i = 0; in_tiles && i < rows; ++i) room_.tokens[i] = token(s, i, row, i);
     over_columns<float>(e_, [&](auto columns, auto part, Index j) TARNN_LAMBDA {
+      if constexpr (!part && columns >= tile_vectors)
+        if (in_tiles) return tiles<columns>(S, rows, j);
       for (Index i = 0; i < rows; ++i)
         for (Index r = 0; r < shared; ++r)
           step_columns<columns, part>(d_, e_, token(s, r * rows + i, row, i), S, r + 1 == shared ? S : nullptr, j);
@@ -75,6 +83,19 @@ class DeltaHeads {
     for (Index i = 0; i < rows; ++i)
       for (Index r = 0; r < shared; ++r)
         std::copy_n(room_.o + (r * rows + i) * room_.lde, e_, at_.at(x_.out(), row + i) + (s * shared + r) * e_);
+  }
+
+  /// Columns j … of S for all rows, copied side by side: rows of S lie so far apart that their columns would share a few places of the cache.
+  template <int N>
+  void tiles(float* S, Index rows, Index j) const {
+    constexpr Index wide = tile_vectors * width<float>;
+    float* const tile = room_.tile;
+    const Index d = d_, e = e_;
+    for (const Index end = j + N * width<float>; j < end; j += wide) {
+      for (Index i = 0; i < d; ++i) unrolled<tile_vectors>([&](auto n) TARNN_LAMBDA { store(tile + i * wide + n * width<float>, load(S + i * e + j + n * width<float>)); });
+      step_tile<tile_vectors>(d, rows, room_.tokens, tile, j);
+      for (Index i = 0; i < d; ++i) unrolled<tile_vectors>([&](auto n) TARNN_LAMBDA { store(S + i * e + j + n * width<float>, load(tile + i * wide + n * width<float>)); });
+    }
   }
 
   DeltaToken<float> token(Index s, Index query, Index row, Index i) const {
