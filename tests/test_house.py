@@ -33,6 +33,7 @@ ROOMS = {
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way
     "conversion": {"ops", "feature_maps", "models", "huggingface", "decoding", "data", "tasks", "training"},
+    "export": {"program", "families", "decoding", "feature_maps", "attention", "models"},
     "laws": {"program", "decoding", "huggingface", "models", "tasks", "conversion"},
     "serving": {"ops", "models", "program", "decoding", "data", "tasks"},
 }
@@ -48,6 +49,7 @@ COMPUTES_NAMES = {  # files that import a module by a name which stands nowhere 
     "tarnn.kernels.contract": "backends",
     "tarnn.cli.main": "a command, when it is called",
     "tarnn.families.by_name": "the file of one family",
+    "tarnn.export.formats": "the file of one format",
     "tarnn.huggingface.patching.patch": "the files of transformers' families",
     "tarnn.huggingface.patching.fla": "files of flash-linear-attention, whose functions it replaces",
 }

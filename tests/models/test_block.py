@@ -43,6 +43,20 @@ def test_post_norm(make_model):
     torch.testing.assert_close(block(x), norm(y + out / 2, block.mlp_norm))
 
 
+def test_without_a_feed_forward_and_with_squared_relu():
+    """x ← x + attention(norm x), and x ← y + W₂ relu(W₁ norm y)² behind it."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16).double()
+    for mlp in ("none", "squared_relu"):
+        block = TarnnBlock(ModelConfig(hidden_size=16, num_attention_heads=2, mlp=mlp), 0).double().eval()
+        expected = x + block.attention(block.attention_norm(x))
+        if mlp == "squared_relu":
+            y = block.mlp.up_proj(block.mlp_norm(expected)).clamp(min=0) ** 2
+            expected = expected + y @ block.mlp.down_proj.weight.T
+        torch.testing.assert_close(block(x), expected)
+        assert any("mlp" in name for name in block.state_dict()) == (mlp != "none")
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"norm_position": "post", "norm": "layer", "mlp": "gelu"}], ids=["pre", "post"]
 )

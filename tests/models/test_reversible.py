@@ -197,6 +197,7 @@ def test_second_derivatives_are_refused():
         ({"norm_position": "post"}, 'need norm_position = "pre" and no conv_kernel; got .post. and None'),
         ({"reversible": 1}, "reversible must be true or false; got 1"),
         ({"conv_kernel": 3}, "no conv_kernel; got 'pre' and 3"),
+        ({"mlp": "none"}, 'reversible layers need a feed-forward; got mlp = "none"'),
     ],
 )
 def test_refusals(options, message):

@@ -53,6 +53,8 @@ SERVED = {
         "attention_options": {"mamba2": {"state_size": 17}},
     },
     "rwkv7": {"attention": "rwkv7", "norm_position": "post", "norm": "layer", "mlp": "gelu"},
+    "rwkv7, squared relu": {"attention": "rwkv7", "norm": "layer", "mlp": "squared_relu", "head_dim": None},
+    "mamba2 alone": {"attention": "mamba2", "mlp": "none"},
     "rwkv7 and others": {"attention": ["mamba2", "rwkv7", "softmax"], "head_dim": 34, "position": "rotary"},
     "convolved": {"conv_kernel": 5, "attention": ["linear", "softmax", "gated_delta"], "position": "rotary"},
     "convolved, post-norm": {

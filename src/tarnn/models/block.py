@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, relu
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.norm import RMSNorm
@@ -29,16 +29,18 @@ class SwiGlu(nn.Module):
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
-class GeluMlp(nn.Module):
-    """W₂ gelu(W₁ x)."""
+class PlainMlp(nn.Module):
+    """W₂ f(W₁ x), f = gelu or relu²."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
+        self.squared = config.mlp == "squared_relu"
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(gelu(self.up_proj(x)))
+        x = self.up_proj(x)
+        return self.down_proj(relu(x).square() if self.squared else gelu(x))
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -47,7 +49,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each f in x + f(norm x) (pre-norm) or norm(x + f(x)) (post-norm).
+    """Attention, then feed-forward if the config has one, each f in x + f(norm x) (pre-norm) or norm(x + f(x)) (post-norm).
 
     With `conv_kernel` in the config a convolution comes before attention, in the same way.
 
@@ -75,13 +77,15 @@ class Block(nn.Module):
         if context_size is not None:
             self.cross_attention = make_attention(config, layer, causal=False, context_size=context_size)
             self.cross_norm = make_norm(config)
-        self.mlp = SwiGlu(config) if config.mlp == "swiglu" else GeluMlp(config)
-        self.mlp_norm = make_norm(config)
+        self.mlp: SwiGlu | PlainMlp | None = None
+        if config.mlp != "none":
+            self.mlp = SwiGlu(config) if config.mlp == "swiglu" else PlainMlp(config)
+            self.mlp_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
         for attention in filter(None, (self.attention, self.cross_attention)):
             attention.o_proj.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
-        others = [self.mlp.down_proj] if self.convolution is None else [self.mlp.down_proj, self.convolution.out_proj]
-        for projection in others:
+        others = (self.mlp and self.mlp.down_proj, self.convolution and self.convolution.out_proj)
+        for projection in filter(None, others):
             projection.adds_to_residual = True  # type: ignore[assignment]
 
     def new_states(self, batch_size: int, **options: Any) -> tuple[State, ...]:
@@ -133,11 +137,11 @@ class Block(nn.Module):
         if self.reversible:
             x, second = x.chunk(2, -1)
             x = self._join(x, y, self.attention_norm)
-            y = self.mlp(self._before(x, self.mlp_norm))
+            y = cast(nn.Module, self.mlp)(self._before(x, self.mlp_norm))
             return torch.cat([x, self._join(second, y, self.mlp_norm)], -1)
         x = self._join(x, y, self.attention_norm)
         if self.cross_attention is not None:
             y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})
             y = y[0] if isinstance(y, tuple) else y
             x = self._join(x, y, self.cross_norm)
-        return self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)
+        return x if self.mlp is None else self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)

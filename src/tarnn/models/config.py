@@ -44,7 +44,8 @@ class ModelConfig:
         since a decay knows the order, and sinusoidal if causal=False.
     max_position_embeddings: the longest sequence that is accepted; None: any length.
     norm: rms | layer; norm_position: pre | post (the residual sum is normed, as in 2017).
-    mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, alike in parameters.
+    mlp: swiglu | gelu | squared_relu (as in RWKV) | none (as in Mamba); intermediate_size: by default 8/3 times hidden_size
+        for swiglu and 4 times for the others, alike in parameters.
     qk_norm: an RMSNorm of each query and key.
     bias: whether projections have one. dropout: on the embedding and on what each sublayer adds.
     reversible: two residual streams, so that training stores the activations of one layer, not of all, and is slower.
@@ -98,7 +99,7 @@ class ModelConfig:
         map_sizes = self._name_feature_maps()
         self._check_values()
         self._check_combinations()
-        wide = 4 * self.hidden_size if self.mlp == "gelu" else 8 * self.hidden_size / 3
+        wide = 8 * self.hidden_size / 3 if self.mlp == "swiglu" else 4 * self.hidden_size
         self._fill_in(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,
@@ -199,7 +200,7 @@ class ModelConfig:
         check_number("rotary_base", self.rotary_base, 1, 1e12)
         check_choice("norm", self.norm, ("rms", "layer"))
         check_choice("norm_position", self.norm_position, ("pre", "post"))
-        check_choice("mlp", self.mlp, ("swiglu", "gelu"))
+        check_choice("mlp", self.mlp, ("swiglu", "gelu", "squared_relu", "none"))
         check_choice("position", self.position, self.positions)
         check_choice("front", self.front, ("stack", "conv"))
         check_choice("decay", self.decay, ("none", *DECAYS.names()))
@@ -243,6 +244,8 @@ class ModelConfig:
                 f'reversible layers need norm_position = "pre" and no conv_kernel; got {self.norm_position!r} and '
                 f"{self.conv_kernel}. Leave them out, or reversible."
             )
+        if self.reversible and self.mlp == "none":
+            raise ValueError('reversible layers need a feed-forward; got mlp = "none". Leave it out, or reversible.')
         if self.input_size is None and (self.subsampling != 1 or self.front != "stack"):
             raise ValueError(
                 f"subsampling joins neighbouring frames, and front says how; tokens (input_size = null) have none, got "

@@ -31,7 +31,9 @@ def blocks(x: Register, config: ModelConfig, weights: Weights) -> Register:
         if config.conv_kernel is not None:
             first = second = block.added("convolution", first, first, block.convolution)
         first = block.added("attention", first, second, block.attention)
-        second = block.added("mlp", second if config.reversible else first, first, block.mlp)
+        second = second if config.reversible else first
+        if config.mlp != "none":
+            second = block.added("mlp", second, first, block.mlp)
         first = first if config.reversible else second
     if config.norm_position == "post":
         return first
@@ -71,11 +73,11 @@ class Block:
         return dense(y, weights, "out_proj", x.size, bias=self.config.bias)
 
     def mlp(self, x: Register) -> Register:
-        """Record down(silu(gate x) ⊙ up x), or down(gelu(up x))."""
+        """Record down(silu(gate x) ⊙ up x), or down(f(up x)), f = gelu or relu²."""
         weights, inner, bias = self.weights.under("mlp."), self.config.intermediate_size, self.config.bias
         y = dense(x, weights, "up_proj", inner, bias=bias)
         gated = self.config.mlp == "swiglu"
-        y = apply(dense(x, weights, "gate_proj", inner, bias=bias), "silu") * y if gated else apply(y, "gelu")
+        y = apply(dense(x, weights, "gate_proj", inner, bias=bias), "silu") * y if gated else apply(y, self.config.mlp)
         return dense(y, weights, "down_proj", x.size, bias=bias)
 
 

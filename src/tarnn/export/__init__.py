@@ -1,0 +1,1 @@
+"""Models in forms that other programs run: a file per format, listed in `formats.py`."""
