@@ -1,19 +1,7 @@
 // The C interface: no exception leaves it.
-#include <cstdio>
-#include <new>
 #include <vector>
 
-#include "common/threads.h"
-#include "runtime/sequences.h"
-#include "runtime/tarnn.h"
-
-struct tarnn_program {
-  std::shared_ptr<const tarnn::runtime::PackedFile> file;
-};
-
-struct tarnn_state {
-  tarnn::runtime::Sequences sequences;
-};
+#include "runtime/c_api.h"
 
 namespace {
 
@@ -21,49 +9,6 @@ using namespace tarnn;
 using namespace tarnn::runtime;
 
 constexpr int most_threads = 1024;
-
-thread_local char sentence[512] = "";
-
-struct NoProcessor : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-int failed(int code, const char* why) {
-  std::snprintf(sentence, sizeof sentence, "%s", why);
-  return code;
-}
-
-/// Runs f, and makes a code and a sentence of what it throws.
-template <typename F>
-int guarded(F f) noexcept {
-  try {
-    f();
-    return TARNN_OK;
-  } catch (const std::bad_alloc&) {
-    return failed(TARNN_NO_MEMORY, "out of memory: nothing was changed; free states, or take fewer sequences or shorter ones.");
-  } catch (const OutOfMemory& error) {
-    return failed(TARNN_NO_MEMORY, error.what());
-  } catch (const BadFile& error) {
-    return failed(TARNN_BAD_FILE, error.what());
-  } catch (const BadState& error) {
-    return failed(TARNN_BAD_STATE, error.what());
-  } catch (const BadToken& error) {
-    return failed(TARNN_BAD_TOKEN, error.what());
-  } catch (const NoProcessor& error) {
-    return failed(TARNN_NO_PROCESSOR, error.what());
-  } catch (const std::invalid_argument& error) {
-    return failed(TARNN_BAD_ARGUMENT, error.what());
-  } catch (const std::exception& error) {
-    return failed(TARNN_FAILED, error.what());
-  } catch (...) {
-    return failed(TARNN_FAILED, "an unknown error, which is one in tarnn: please report it.");
-  }
-}
-
-/// Throws std::invalid_argument where a pointer is null.
-void need(bool there, const char* what) {
-  if (!there) throw std::invalid_argument(std::string(what) + " is null; give a pointer.");
-}
 
 void check_kernels() {
   try {
@@ -93,6 +38,14 @@ int tarnn_open(const char* path, tarnn_program** program) {
     need(path, "the path"), need(program, "the place of the program");
     check_kernels();
     *program = new tarnn_program{std::make_shared<const PackedFile>(read_packed_file(path))};
+  });
+}
+
+int tarnn_open_bytes(const void* bytes, size_t size, tarnn_program** program) {
+  return guarded([&] {
+    need(bytes, "the packed file"), need(program, "the place of the program");
+    check_kernels();
+    *program = new tarnn_program{std::make_shared<const PackedFile>(read_packed_bytes(std::span(static_cast<const char*>(bytes), size)))};
   });
 }
 

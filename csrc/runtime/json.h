@@ -1,14 +1,16 @@
 // JSON as Python writes it, for the header of a packed file.
 #pragma once
 
-#include <locale>
+#include <charconv>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+#ifdef __APPLE__
+#include <xlocale.h>
+#endif
 
 namespace tarnn::runtime {
 
@@ -87,10 +89,16 @@ class JsonReader {
   double plain_number() {
     const std::size_t begin = at_;
     while (std::string_view("0123456789.eE+-").find(peek()) != std::string_view::npos && at_ < text_.size()) ++at_;
-    std::istringstream in{std::string(text_.substr(begin, at_ - begin))};
-    in.imbue(std::locale::classic());
+    const std::string digits(text_.substr(begin, at_ - begin));
+#ifdef __APPLE__  // whose from_chars has no fractions; null is the locale "C"
+    char* end = nullptr;
+    const double x = strtod_l(digits.c_str(), &end, nullptr);
+    if (digits.empty() || *end) fail();
+#else
     double x = 0;
-    if (begin == at_ || !(in >> x) || in.peek() != std::istringstream::traits_type::eof()) fail();
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), x);
+    if (digits.empty() || error != std::errc() || *end) fail();
+#endif
     return x;
   }
 

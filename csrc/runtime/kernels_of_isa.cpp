@@ -9,9 +9,10 @@
 namespace tarnn::TARNN_ISA {
 
 extern const RuntimeKernel runtime_kernel;  // sweep.cpp
+extern const DrawKernels draw_kernels;      // draws/kernels_of_isa.cpp
 
 constexpr Kernels table = {.isa = TEXT(TARNN_ISA), .linear = nullptr, .hybrid = nullptr, .delta = nullptr, .low_rank = nullptr, .pack = nullptr,
-                           .runtime = &runtime_kernel, .elementwise = nullptr, .convolution = nullptr, .scan = nullptr, .draws = nullptr};
+                           .runtime = &runtime_kernel, .elementwise = nullptr, .convolution = nullptr, .scan = nullptr, .draws = &draw_kernels};
 
 }  // namespace tarnn::TARNN_ISA
 

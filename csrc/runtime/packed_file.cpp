@@ -2,16 +2,11 @@
 #include "runtime/packed_file.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "runtime/json.h"
+#include "runtime/mapped.h"
 #include "runtime/sha256.h"
 
 namespace tarnn::runtime {
@@ -21,34 +16,7 @@ constexpr const char* remedy = " Write one by `tarnn pack FOLDER FILE`.";
 constexpr const char* again = " Pack its folder again (tarnn pack).";
 constexpr std::size_t largest_header = 100 << 20;  // as safetensors has it
 constexpr const char *format = "tarnn.packed", *version = "2";
-
-/// A file's bytes, read only.
-class Mapped {
- public:
-  explicit Mapped(const char* path) {
-    const int file = ::open(path, O_RDONLY | O_CLOEXEC);
-    struct stat about {};
-    if (file < 0 || fstat(file, &about)) {
-      const int error = errno;
-      if (file >= 0) ::close(file);
-      throw BadFile(std::string(path) + " can't be opened: " + std::strerror(error) + "." + remedy);
-    }
-    size_ = S_ISREG(about.st_mode) ? static_cast<std::size_t>(about.st_size) : 0;
-    void* at = size_ ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-    ::close(file);
-    if (at == MAP_FAILED) throw BadFile(std::string(path) + " is empty, or no file that can be mapped." + remedy);
-    at_ = static_cast<const char*>(at);
-  }
-  ~Mapped() { munmap(const_cast<char*>(at_), size_); }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  const char* at() const { return at_; }
-  std::size_t size() const { return size_; }
-
- private:
-  const char* at_;
-  std::size_t size_;
-};
+constexpr std::string_view prefix = "file:";
 
 /// One tensor of a safetensors file.
 struct Entry {
@@ -100,15 +68,28 @@ void read_outline(const Json& outline, PackedFile& file) {
   if (p.extra != (file.sinusoidal > 0)) throw std::runtime_error("its program adds rows that it does not describe");
 }
 
-PackedFile read(const std::shared_ptr<const Mapped>& mapped, const std::string& path) {
+/// How it is drawn from, and what ends a text.
+void read_facts(const Json& facts, PackedFile& file) {
+  if (facts.has("end_ids"))
+    for (const Json& x : facts["end_ids"].items) file.ends.push_back(x.whole(0, Index(1) << 40));
+  if (!facts.has("sampling")) return;
+  const Json& says = facts["sampling"];
+  const auto number = [&](const char* name, double usual) { return says.has(name) && says[name].is == Json::Is::number ? says[name].number : usual; };
+  PackedFile::Sampling& x = file.sampling;
+  x.temperature = number("temperature", 1), x.top_p = number("top_p", 1), x.min_p = number("min_p", 0), x.repetition_penalty = number("repetition_penalty", 1);
+  if (number("top_k", 0) > 0) x.top_k = says["top_k"].whole(0, Index(1) << 40);
+}
+
+PackedFile read(std::span<const char> all, std::shared_ptr<const void> kept, const std::string& path) {
   const auto not_one = [&](const char* why) { return BadFile(path + " " + why + "." + remedy); };
   std::uint64_t length = 0;
-  if (mapped->size() < sizeof length) throw not_one("is no packed file: it is too short");
-  std::memcpy(&length, mapped->at(), sizeof length);
-  if (length > std::min(largest_header, mapped->size() - sizeof length)) throw not_one("is no packed file, or was cut short");
-  const char *begin = mapped->at() + sizeof length, *data = begin + length;
-  const Index bytes = static_cast<Index>(mapped->size() - sizeof length - length);
-  const Json header = JsonReader({begin, length}).read();
+  if (all.size() < sizeof length) throw not_one("is no packed file: it is too short");
+  std::memcpy(&length, all.data(), sizeof length);
+  if (length > std::min(largest_header, all.size() - sizeof length)) throw not_one("is no packed file, or was cut short");
+  const auto header_bytes = static_cast<std::size_t>(length);
+  const char *begin = all.data() + sizeof length, *data = begin + header_bytes;
+  const Index bytes = static_cast<Index>(all.size() - sizeof length - header_bytes);
+  const Json header = JsonReader({begin, header_bytes}).read();
   if (!header.has("__metadata__") || !header["__metadata__"].has("format") || header["__metadata__"]["format"].text != format) throw not_one("is a file of another kind, not a packed model");
   const Json& about = header["__metadata__"];
   if (const std::string& of = about["format_version"].text; of != version)
@@ -122,9 +103,27 @@ PackedFile read(const std::shared_ptr<const Mapped>& mapped, const std::string& 
   const auto* from = reinterpret_cast<const Index*>(numbers.at);
   if (numbers.bytes >= 8 && *from != program_version)
     throw BadFile(path + " has a program of version " + std::to_string(*from) + "; this library runs version " + std::to_string(program_version) + "." + again);
-  file.opened = open_program(from, numbers.bytes / 8, block.at, block.bytes, tables_of(header, data, bytes), mapped);
-  read_outline(JsonReader(about["facts"].text).read()["outline"], file);
+  file.opened = open_program(from, numbers.bytes / 8, block.at, block.bytes, tables_of(header, data, bytes), std::move(kept));
+  const Json facts = JsonReader(about["facts"].text).read();
+  read_outline(facts["outline"], file), read_facts(facts, file);
+  for (const std::string& name : header.names)
+    if (name.starts_with(prefix)) {
+      const Entry x = entry(header, name.c_str(), data, bytes);
+      file.files.emplace_back(name.substr(prefix.size()), std::string_view(x.at, static_cast<std::size_t>(x.bytes)));
+    }
   return file;
+}
+
+PackedFile checked(std::span<const char> all, std::shared_ptr<const void> kept, const std::string& path) {
+  try {
+    return read(all, std::move(kept), path);
+  } catch (const BadFile&) {
+    throw;
+  } catch (const std::runtime_error& error) {
+    std::string why = error.what();
+    if (why.ends_with('.')) why.pop_back();
+    throw BadFile(path + " is damaged (" + why.substr(0, 200) + ")." + again);
+  }
 }
 
 }  // namespace
@@ -139,17 +138,22 @@ void PackedFile::positions(Index position, Index width, float* row) const {
   }
 }
 
+PackedFile read_packed_bytes(std::span<const char> bytes) { return checked(bytes, nullptr, "the packed file"); }
+
 PackedFile read_packed_file(const char* path) {
-  const auto mapped = std::make_shared<const Mapped>(path);
+  std::shared_ptr<const Mapped> mapped;
   try {
-    return read(mapped, path);
-  } catch (const BadFile&) {
-    throw;
-  } catch (const std::runtime_error& error) {
-    std::string why = error.what();
-    if (why.ends_with('.')) why.pop_back();
-    throw BadFile(std::string(path) + " is damaged (" + why.substr(0, 200) + ")." + again);
+    mapped = std::make_shared<const Mapped>(path);
+  } catch (const NotMapped& error) {
+    throw BadFile(std::string(path) + " " + error.what() + "." + remedy);
   }
+  return checked(mapped->bytes(), mapped, path);
+}
+
+std::string_view PackedFile::file(std::string_view name) const {
+  for (const auto& [of, text] : files)
+    if (of == name) return text;
+  return {};
 }
 
 }  // namespace tarnn::runtime

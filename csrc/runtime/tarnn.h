@@ -40,7 +40,8 @@ enum tarnn_code {
   TARNN_BAD_STATE = 4,    /* saved bytes that are none, damaged, or of another program */
   TARNN_NO_MEMORY = 5,
   TARNN_NO_PROCESSOR = 6, /* this build has no kernels for this processor */
-  TARNN_FAILED = 7        /* anything else */
+  TARNN_FAILED = 7,       /* anything else */
+  TARNN_NO_TOKENIZER = 8  /* the file has none, or one of a kind that is not read here */
 };
 
 typedef struct tarnn_program tarnn_program; /* a model that is open, which nothing changes */
@@ -51,6 +52,9 @@ TARNN_API const char* tarnn_error(void);
 
 /* Maps a packed file. It must not be changed while it is open; it may be replaced. */
 TARNN_API int tarnn_open(const char* path, tarnn_program** program);
+
+/* Opens a packed file that lies in memory, at a multiple of 64 bytes. It must stay there as it is until the program and its states are gone. */
+TARNN_API int tarnn_open_bytes(const void* bytes, size_t size, tarnn_program** program);
 
 /* Closes it; states of it stay, and keep what they need. Null is allowed. */
 TARNN_API void tarnn_close(tarnn_program* program);
@@ -84,6 +88,40 @@ TARNN_API int tarnn_save(const tarnn_state* state, void* bytes, size_t room, siz
 
 /* Makes the state that was saved, of this program. */
 TARNN_API int tarnn_load(const tarnn_program* program, const void* bytes, size_t size, tarnn_state** state);
+
+/* ---- Texts: all of tarnn's own tokenizers (bytes, letters, byte-level BPE) are read here. Others: programs take the ids of tokens anyway. */
+
+typedef struct tarnn_tokenizer tarnn_tokenizer; /* what nothing changes, and several threads can use */
+
+/* The tokenizer of a packed file; it needs the program no longer. */
+TARNN_API int tarnn_open_tokenizer(const tarnn_program* program, tarnn_tokenizer** tokenizer);
+
+/* Frees it. Null is allowed. */
+TARNN_API void tarnn_close_tokenizer(tarnn_tokenizer* tokenizer);
+
+/* Writes the tokens of a text into `room` places, and their number into *count; null `tokens` ask for the number alone. starts: not 0 for a
+ * text that follows nothing; then an empty one has a token, too. */
+TARNN_API int tarnn_encode(const tarnn_tokenizer* tokenizer, const char* text, size_t bytes, int starts, int64_t* tokens, size_t room, size_t* count);
+
+/* What a token stands for, until the tokenizer is closed: *bytes of UTF-8, where a character may be spread over several tokens. */
+TARNN_API const char* tarnn_bytes_of(const tarnn_tokenizer* tokenizer, int64_t token, size_t* bytes);
+
+/* Not 0 for a token that ends a text. */
+TARNN_API int tarnn_is_end(const tarnn_program* program, int64_t token);
+
+/* How a token is drawn. temperature 0: the likeliest; top_p 1, min_p 0 and top_k 0 are off. */
+typedef struct tarnn_sampling {
+  double temperature, top_p, min_p;
+  int64_t top_k;
+  uint64_t seed;
+} tarnn_sampling;
+
+/* How the model's makers draw from it; seed 0. */
+TARNN_API void tarnn_default_sampling(const tarnn_program* program, tarnn_sampling* sampling);
+
+/* Draws a token from the logits of one sequence. position: which token of the answer this is, from 0 on. The random number is a function of seed
+ * and position, so that `tarnn generate --seed` draws the same. */
+TARNN_API int tarnn_draw(const tarnn_program* program, const tarnn_sampling* sampling, int64_t position, const float* logits, int64_t* token);
 
 #ifdef __cplusplus
 }

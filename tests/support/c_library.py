@@ -11,11 +11,22 @@ from tarnn.kernels.cpu import library
 BINARY = Path(os.environ.get("TARNN_BINARY") or library.BINARY).with_name("libtarnn.so")
 MISSING = f"there is no {BINARY.name} beside the compiled kernels"
 HEADER = Path(__file__).parents[2] / "csrc"  # and runtime/tarnn.h in it
-OK, BAD_ARGUMENT, BAD_FILE, BAD_TOKEN, BAD_STATE, NO_MEMORY = range(6)
+RUN = BINARY.with_name("tarnn-run")
+OK, BAD_ARGUMENT, BAD_FILE, BAD_TOKEN, BAD_STATE, NO_MEMORY, NO_PROCESSOR, FAILED, NO_TOKENIZER = range(9)
 
 
 class Refused(Exception):
     """code, sentence."""
+
+
+class Sampling(ctypes.Structure):
+    """How a token is drawn: `tarnn_sampling`."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
+        ("top_k", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+    )
 
 
 class Library:
@@ -24,6 +35,7 @@ class Library:
     def __init__(self):
         self.c = ctypes.CDLL(str(BINARY))
         self.c.tarnn_error.restype = ctypes.c_char_p
+        self.c.tarnn_bytes_of.restype = ctypes.c_void_p
         for name in ("vocab_size", "num_outputs", "num_positions", "position"):
             getattr(self.c, f"tarnn_{name}").restype = ctypes.c_int64
 
@@ -65,6 +77,27 @@ class Library:
         data = ctypes.create_string_buffer(size.value)
         self.call("save", state, data, size, ctypes.byref(size))
         return data.raw
+
+    def encode(self, tokenizer, text, *, starts=False):
+        count = ctypes.c_size_t()
+        self.call(
+            "encode", tokenizer, text, ctypes.c_size_t(len(text)), starts, None, ctypes.c_size_t(0), ctypes.byref(count)
+        )
+        tokens = whole([0] * count.value)
+        self.call("encode", tokenizer, text, ctypes.c_size_t(len(text)), starts, tokens, count, ctypes.byref(count))
+        return list(tokens)
+
+    def bytes_of(self, tokenizer, token):
+        size = ctypes.c_size_t()
+        at = self.c.tarnn_bytes_of(tokenizer, ctypes.c_int64(token), ctypes.byref(size))
+        return ctypes.string_at(at, size.value) if size.value else b""
+
+    def draw(self, program, sampling, position, logits):
+        token = ctypes.c_int64()
+        self.call(
+            "draw", program, ctypes.byref(sampling), ctypes.c_int64(position), pointer(logits), ctypes.byref(token)
+        )
+        return token.value
 
     def load(self, program, data):
         return self.made("load", program, data, ctypes.c_size_t(len(data)))
