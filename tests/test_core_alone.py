@@ -117,7 +117,7 @@ COMMANDS = {
     "generate": ["run"],
     "serve": ["run"],
     "convert": ["model", "converted", "--texts", "text"],
-    "finetune": ["model", "tuned", "--texts", "text"],
+    "finetune": ["model", "text", "--out", "tuned"],
     "predict": ["run", "text"],
     "eval": ["run", "text"],
     "transcribe": ["run", "a.wav"],

@@ -21,6 +21,7 @@ REMOVED = {
     "fastest_step(state=)": "Leave it out: no step is recorded in a CUDA graph.",
     "tarnn.kernels.triton": "Install `tarnn[gpu]`: flash-linear-attention's kernels compute on GPUs; docs/gpu.md.",
     "tarnn.moved": "The table of old places is in `tarnn.removed`.",
+    "tarnn finetune --texts": "Write `tarnn finetune --against-softmax FOLDER TEXTS --out OUT`.",
     "tarnn train --sequence-parallel": "Train a model of layers within `tarnn.parallel.sequence`: docs/parallel.md.",
     "tarnn serve --workers": "Start N servers behind a proxy, each with its own `--state-dir`; docs/serving.md has the example.",
     "tarnn.training.products": "Use `tarnn.matmul.fast_matmul`.",

@@ -242,7 +242,7 @@ def options(good, tmp_path):
     few = ["--texts", text, "--num-texts", 2, "--length", 32]
     return {
         "convert": [out, *few, "--window", 8, "--features", 4],
-        "finetune": [out, *few, "--steps", 1, "--batch-size", 1],
+        "finetune": ["--against-softmax", "--out", out, *few[1:], "--steps", 1, "--batch-size", 1],
         "show": ["--input", "the cat", "--out", out],
         "eval": [text, "--quiet"],
         "predict": ["the <|mask|> sat"],

@@ -79,6 +79,7 @@ def test_refusals(tarnn, llama, text, tmp_path):
     assert not out.exists()
 
 
+AGAINST = ("finetune", "--against-softmax")
 NUMBERS = {
     "convert": ["window -1", "window 0", "sinks -1", "slots -1", "features 0", "exact-layers -1", "budget 0", "num-texts 0",
                 "length 1", "window 2.5"],
@@ -91,7 +92,9 @@ NUMBERS = {
 def test_numbers_are_checked_before_any_work(command, tmp_path, name, option):
     """No folder is looked at: this one has nothing in it."""
     option, value = option.split()
-    outcome = command(name, tmp_path / "in", tmp_path / "out", "--texts", tmp_path / "none", f"--{option}", value)
+    folder, out, none = (tmp_path / x for x in ("in", "out", "none"))
+    given = {"convert": [folder, out, "--texts", none], "finetune": ["--against-softmax", folder, none, "--out", out]}
+    outcome = command(name, *given[name], f"--{option}", value)
     assert outcome.is_refusal(option.replace("learning-rate", "learning"))
     assert "none" not in outcome.err
     assert not (tmp_path / "out").exists()
@@ -104,7 +107,7 @@ def test_lengths_are_checked_before_the_texts_are_read(command, llama, tmp_path)
     assert "longer than window + sinks = 18 tokens" in outcome.err
     (tmp_path / "text").write_text("the cat sat on the mat, " * 50)
     command("convert", llama, converted, "--texts", tmp_path / "text", *SMALL)
-    outcome = command("finetune", converted, tmp_path / "out", "--texts", tmp_path / "none", "--length", "18")
+    outcome = command(*AGAINST, converted, "--out", tmp_path / "out", tmp_path / "none", "--length", "18")
     assert outcome.code == 2
     assert "longer than window + sinks = 18 tokens" in outcome.err
     assert not (tmp_path / "out").exists()
@@ -125,17 +128,17 @@ def test_window_and_sinks_alone(tarnn, command, llama, text, tmp_path):
 def test_finetune_goes_on_from_what_convert_wrote(tarnn, llama, text, tmp_path):
     converted, out = tmp_path / "converted", tmp_path / "out"
     tarnn("convert", llama, converted, "--texts", text, *SMALL, "--feature-map", "hedgehog")
-    options = ["--texts", text, "--num-texts", "4", "--length", "64", "--steps", "3", "--batch-size", "1"]
-    code, shown, err = tarnn("finetune", converted, out, *options)
+    options = [text, "--num-texts", "4", "--length", "64", "--steps", "3", "--batch-size", "1"]
+    code, shown, err = tarnn(*AGAINST, converted, "--out", out, *options)
     assert code == 0, err
     assert "before: " in err
     assert "nats per token" in shown
     hf.AutoModelForCausalLM.from_pretrained(out)
-    assert tarnn("finetune", converted, out, *options, "--resume")[0] == 0  # nothing left to do, and no error
-    code, _, err = tarnn("finetune", llama, tmp_path / "other", *options)
+    assert tarnn(*AGAINST, converted, "--out", out, *options, "--resume")[0] == 0  # nothing left to do, and no error
+    code, _, err = tarnn(*AGAINST, llama, "--out", tmp_path / "other", *options)
     assert code == 2
     assert "not been converted" in err
-    code, _, err = tarnn("finetune", converted, tmp_path / "other", *options, "--device", "meta")
+    code, _, err = tarnn(*AGAINST, converted, "--out", tmp_path / "other", *options, "--device", "meta")
     assert code == 2
     assert "--device meta can't be used" in err
 
@@ -167,30 +170,32 @@ def test_a_conversion_that_ends_early_leaves_nothing(tarnn, llama, text, tmp_pat
 def test_a_training_that_ends_early_blocks_nothing(tarnn, llama, text, tmp_path, end, monkeypatch):
     converted, out = tmp_path / "converted", tmp_path / "out"
     tarnn("convert", llama, converted, "--texts", text, *SMALL, "--feature-map", "hedgehog")
-    options = ["--texts", text, "--num-texts", "4", "--length", "64", "--steps", "2", "--batch-size", "1"]
+    options = [text, "--num-texts", "4", "--length", "64", "--steps", "2", "--batch-size", "1"]
     with monkeypatch.context() as patch:  # before its first checkpoint: the corrected command just runs
         patch.setattr("tarnn.conversion.distil_trainer.run", end)
-        assert tarnn("finetune", converted, out, *options)[0] == (130 if end is die else 2)
+        assert tarnn(*AGAINST, converted, "--out", out, *options)[0] == (130 if end is die else 2)
     assert [x.name for x in out.iterdir()] == ["run.lock"]
     for name in ("run.lock", "log.jsonl"):  # of one that was killed
         (out / name).touch()
     with monkeypatch.context() as patch:  # after it: nothing half-written, and --resume
         patch.setattr("tarnn.conversion.report.Report.save", end)
-        code, _, err = tarnn("finetune", converted, out, *options)
+        code, _, err = tarnn(*AGAINST, converted, "--out", out, *options)
         assert code == (130 if end is die else 2)
     assert sorted(x.name for x in out.iterdir()) == ["checkpoints", "log.jsonl", "run.lock"]
-    code, _, err = tarnn("finetune", converted, out, *options)
+    code, _, err = tarnn(*AGAINST, converted, "--out", out, *options)
     assert (code, "go on in it with --resume" in err) == (2, True)
-    assert tarnn("finetune", converted, out, *options, "--resume")[0] == 0
+    assert tarnn(*AGAINST, converted, "--out", out, *options, "--resume")[0] == 0
     hf.AutoModelForCausalLM.from_pretrained(out)
 
 
 def test_where_nothing_can_be_written(tarnn, text, tmp_path):
     (tmp_path / "file").touch()
-    for command in ("convert", "finetune"):
-        code, _, err = tarnn(command, tmp_path / "nothing", tmp_path / "file" / "out", "--texts", text)
+    for command in (["convert", "--texts", text], [*AGAINST, "--out"]):
+        files = [tmp_path / "file" / "out", tmp_path / "file"]
+        given = [[tmp_path / "nothing", x] if "convert" in command else [x, tmp_path / "nothing", text] for x in files]
+        code, _, err = tarnn(*command, *given[0])
         assert (code, "no folder that can be written" in err) == (2, True)
-        code, _, err = tarnn(command, tmp_path / "nothing", tmp_path / "file", "--texts", text)
+        code, _, err = tarnn(*command, *given[1])
         assert (code, "name a new folder" in err) == (2, True)
 
 

@@ -82,9 +82,20 @@ def test_a_card_is_written_anew_while_nobody_changed_it(train, tmp_path):
 def test_a_converted_model_and_a_trained_one_have_cards(tarnn, llama, text, tmp_path, monkeypatch):
     shutil.copytree(llama, base := tmp_path / "models--someone--llama" / "snapshots" / "0")
     converted, trained = tmp_path / "converted", tmp_path / "trained"
-    options = ("--texts", text, "--num-texts", "4", "--length", "64")
+    options = (text, "--num-texts", "4", "--length", "64")
     assert tarnn("convert", base, converted, "--texts", text, *SMALL, "--feature-map", "hedgehog")[0] == 0
-    finetuned = ("finetune", converted, trained, *options, "--steps", "1", "--batch-size", "1")
+    finetuned = (
+        "finetune",
+        "--against-softmax",
+        converted,
+        "--out",
+        trained,
+        *options,
+        "--steps",
+        "1",
+        "--batch-size",
+        "1",
+    )
     assert tarnn(*finetuned)[0] == 0
     for path, words in ((converted, "replaced by `tarnn convert`"), (trained, "trained by `tarnn finetune`")):
         card = ModelCard.load(path / CARD)

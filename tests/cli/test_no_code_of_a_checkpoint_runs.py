@@ -79,7 +79,7 @@ def options(tmp_path, text):
         "show": ["--input", "x", "--out", out],
         "predict": ["x<|mask|>"],
         "convert": [out, "--texts", text, "--window", "8", "--features", "4", *few],
-        "finetune": [out, "--texts", text, "--steps", "1", "--batch-size", "1", *few],
+        "finetune": [text, "--against-softmax", "--out", out, "--steps", "1", "--batch-size", "1", *few],
     }
 
 

@@ -1,5 +1,6 @@
 """A working folder with what the pages speak of."""
 
+import json
 import random
 import shutil
 from contextlib import ExitStack
@@ -54,6 +55,8 @@ def furnished(tmp_path_factory):
     ]
     for argv in (text, [*images, "--class-conditional"]):
         assert main([*argv, *SMALL]) == 0
+    rows = ({"prompt": "the cat ", "completion": x} for x in ("sat.", "ran.", "lay down."))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_qwen(folder / "my-qwen3.5", tokenizer=folder / "runs/books")
     return folder
 

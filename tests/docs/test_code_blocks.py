@@ -45,6 +45,8 @@ def test_python_runs_as_pasted(block: Block, workplace, request):
     text, names = block.text, {"__name__": "__main__"}
     if SERVER in text:
         text = text.replace(SERVER, request.getfixturevalue("server"))
+    if '"adapter"' in text:
+        assert main(["finetune", "my-qwen3.5", "prompts.jsonl", "--out", "adapter", "--steps", "2"]) == 0
     exec(compile("\n" * block.line + text, str(block.page), "exec"), names)
     for client in (x for x in names.values() if isinstance(x, httpx.Client | openai.OpenAI)):
         client.close()  # as the end of a reader's Python does

@@ -1,82 +1,172 @@
-"""`tarnn finetune`: trains a converted checkpoint against its own softmax attention."""
+"""`tarnn finetune`: a folder and data in, an adapter or a tuned folder out."""
 
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
+from tarnn.errors import UserError
+
+DATA = (
+    "A table (.jsonl, .csv, datasets:NAME) of messages, of prompt and completion, or of text; or files and folders of text. "
+    "May be repeated."
+)
+length_and_speed, kept, converted = (
+    partial(Option, rich_help_panel=heading) for heading in ("Length and speed", "What is kept", "Converted models")
+)
+RANK = 16
+
 
 def finetune(
-    checkpoint: Annotated[Path, Argument(help="A folder that `tarnn convert` wrote.")],
-    out: Annotated[Path, Argument(help="A folder for the model; --resume continues from the checkpoints/ in it.")],
-    texts: Annotated[list[str], Option(help="What to train on: a file, a folder, a glob, .jsonl … May be repeated.")],
-    train: Annotated[
-        Literal["maps", "lora", "weights"],
-        Option(help="Stage 1: maps (that learn, such as hedgehog) and far bias. Stage 2: adapters, or all weights."),
-    ] = "maps",
-    steps: Annotated[int, Option(min=1, max=10**9, help="Number of optimizer steps.")] = 200,
-    batch_size: Annotated[int, Option(min=1, max=10**5, help="Rows per step.")] = 4,
-    learning_rate: Annotated[float | None, Option(help="The highest one (1e-2 maps, 1e-4 lora, 1e-5 weights).")] = None,
-    drop_window: Annotated[bool, Option("--drop-window", help="Stage 2: leave the window out in many steps.")] = False,
-    num_texts: Annotated[
-        int, Option(min=1, help="Number of rows of text that are read; a quarter measures the loss.")
-    ] = 256,
-    length: Annotated[
-        int | None, Option(min=2, help="Tokens per row (default: as many as the conversion was calibrated on).")
+    folder: Annotated[Path, Argument(help="The folder of a model, of any family of transformers that opens.")],
+    data: Annotated[list[str], Argument(help=DATA)],
+    out: Annotated[Path, Option(help="The folder of the run: the best adapter, the last one, checkpoints, log.")],
+    lora: Annotated[
+        int | None, Option(min=1, max=4096, help=f"Train adapters of this rank (default: {RANK}).", show_default=False)
     ] = None,
-    resume: Annotated[bool, Option("--resume", help="Continue a training that was stopped.")] = False,
-    device: Annotated[str, Option(help="The device for the training: cpu, cuda …")] = "cpu",
+    alpha: Annotated[float | None, Option(help="The adapters' alpha (default: twice the rank).")] = None,
+    full: Annotated[bool, Option("--full", help="Train all weights, in float32.")] = False,
+    length: Annotated[
+        int | None, length_and_speed(min=2, help="Tokens per row (default: as many as the model reads, at most 2,048).")
+    ] = None,
+    no_packing: Annotated[
+        bool, length_and_speed("--no-packing", help="One example per row; by default short ones share a row, unmixed.")
+    ] = False,
+    steps: Annotated[int | None, length_and_speed(min=1, max=10**9, help="Number of optimizer steps.")] = None,
+    epochs: Annotated[float | None, length_and_speed(help="Passes over the data (default: 3).")] = None,
+    max_minutes: Annotated[float | None, length_and_speed(help="The time for the whole command.")] = None,
+    batch_size: Annotated[
+        int | None, length_and_speed(min=1, max=10**5, help="Rows per step, one after the other (default: 1).")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, length_and_speed(help="The highest one (default: 2e-4 adapters, 1e-5 all weights).")
+    ] = None,
+    checkpointing: Annotated[
+        bool, length_and_speed("--checkpointing/--no-checkpointing", help="Save memory by computing activations twice.")
+    ] = True,
+    threads: Annotated[int | None, length_and_speed(min=1, max=4096, help="Threads of the CPU.")] = None,
+    seed: Annotated[int, length_and_speed(help="For the first weights and the order of the rows.")] = 0,
+    val: Annotated[str | None, kept(help="Validate on this source.")] = None,
+    val_fraction: Annotated[
+        float | None, kept(help="Validate on this part of the examples; 0: none (default: a tenth, at most 64).")
+    ] = None,
+    eval_every: Annotated[int, kept(min=1, max=10**9, help="Steps between validations.")] = 100,
+    save_every: Annotated[int, kept(min=1, max=10**9, help="Steps between checkpoints.")] = 100,
+    resume: Annotated[bool, kept("--resume", help="Go on from the last complete checkpoint, if any.")] = False,
+    overwrite: Annotated[bool, kept("--overwrite", help="Delete the run in --out first.")] = False,
+    softmax: Annotated[
+        bool, converted("--against-softmax", help="Train what `tarnn convert` wrote against its own softmax attention.")
+    ] = False,
+    train: Annotated[
+        Literal["maps", "lora", "weights"] | None,
+        converted(help="Stage 1: maps (that learn) and far bias (default). Stage 2: adapters, or all weights."),
+    ] = None,
+    drop_window: Annotated[
+        bool, converted("--drop-window", help="Stage 2: leave the window out in many steps.")
+    ] = False,
+    num_texts: Annotated[
+        int | None, converted(min=1, help="Rows of text that are read (default: 256); a quarter measures the loss.")
+    ] = None,
+    device: Annotated[str, converted(help="The device for the training (default: cpu).")] = "cpu",
 ) -> None:
-    """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Reports its loss before and after."""
-    from tarnn.training.folder import check_trained, whole_model
-    from tarnn.training.model_card import card_of_conversion, write_card
+    """Tune a model on your data: adapters of low rank (the default), or all weights.
 
-    check_trained(out, resume)
-    from tarnn.cli.convert import log, model_rows, next_command, print_rows, save
-    from tarnn.cli.generate import pick_device
-    from tarnn.conversion import finetune as finetuned
-    from tarnn.conversion.convert import check_length
-    from tarnn.conversion.finetune import check_training, exact_keys
-    from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import calibrated_length, most_positions, read_rows
-    from tarnn.matmul import fast_matmul, product_size
-    from tarnn.tasks.text.pretrained import context_length
-    from tarnn.training.callbacks import InterruptedRun
+    Of conversations (`messages`) the answers are learned, of `prompt` and `completion` the completion, of texts all. Short
+    examples share rows and stay apart, in attention and in states. The adapter is in PEFT's format: peft, transformers and
+    llama.cpp's converter read it. `tarnn generate` and `tarnn serve` take it by --adapter.
 
-    check_training(train, steps, batch_size, learning_rate)
-    model_device = pick_device(device)
-    model = open_pretrained(checkpoint, converted=True, report=log).to(model_device)
-    tokenizer, length = (
-        tokenizer_of(checkpoint, model),
-        context_length(most_positions(model), length or calibrated_length(model)),
-    )
-    check_length(length, exact_keys(model))
-    of_model = model_rows(checkpoint, model, texts, num_texts, length)
-    print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows"})
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
-    try:
-        with fast_matmul(product_size(model, batch_size * length)):
-            report = finetuned(
-                model,
-                rows,
-                train=train,
-                steps=steps,
-                batch_size=batch_size,
-                learning_rate=learning_rate,
-                drop_window=drop_window,
-                out=out,
-                resume=resume,
-                report=log,
-            )
-    except InterruptedRun as stop:
-        log(f"{stop}, saved; the same command with --resume goes on")
-        raise Exit(stop.exit_code) from None
-    with whole_model(out) as partial:
-        page = save(partial, model, tokenizer, report)
-        write_card(
-            partial, card_of_conversion(partial, out.absolute().name, model, checkpoint, texts, report), home=out
+    Ctrl-C saves and stops. After that, or when killed, the same command with --resume goes on.
+
+    With --against-softmax a converted model is trained on texts: its maps alone, or its weights.
+    """
+    own = {"--train": train, "--drop-window": drop_window, "--num-texts": num_texts}
+    if softmax:
+        from tarnn.cli.against_softmax import against_softmax
+
+        others = {"--lora": lora, "--alpha": alpha, "--full": full, "--epochs": epochs, "--max-minutes": max_minutes}
+        refuse(others, "does not go with --against-softmax")
+        against_softmax(
+            folder,
+            data,
+            out,
+            train=train,
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            drop_window=drop_window,
+            num_texts=num_texts,
+            length=length,
+            resume=resume,
+            device=device,
         )
-    print(f"{report.unit}: {report.softmax:.4f} → {report.hybrid:.4f}")
-    print_rows(
-        {"model": out, "report": out / page, "log": out / "log.jsonl", "next": next_command(model, out, tokenizer)}
+        return
+    refuse(own, "is for --against-softmax")
+    if device not in ("cpu", "auto"):
+        raise UserError(f"--device {device}: models are tuned on the CPU; leave it out.")
+    if full and lora is not None:
+        raise UserError("--lora trains adapters and --full all weights; give one of them.")
+    import torch
+
+    from tarnn.conversion.opening import read_config
+    from tarnn.training.callbacks import InterruptedRun
+    from tarnn.tuning.run import row_length, tune
+    from tarnn.tuning.task import TuneSettings
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    fields = read_config(folder)
+    most = (fields.get("text_config") or fields).get("max_position_embeddings")
+    settings = TuneSettings(
+        sources=tuple(data),
+        out=out,
+        folder=folder,
+        kind="full" if full else "lora",
+        lora=None if full else lora or RANK,
+        alpha=alpha,
+        length=row_length(most if isinstance(most, int) else None, length),
+        pack=not no_packing,
+        steps=steps,
+        epochs=epochs,
+        max_minutes=max_minutes,
+        batch_size=1,
+        accumulate=batch_size or 1,
+        learning_rate=learning_rate,
+        gradient_checkpointing=checkpointing,
+        threads=threads,
+        seed=seed,
+        val=val,
+        val_fraction=val_fraction,
+        eval_every=eval_every,
+        save_every=save_every,
+        resume=resume,
+        overwrite=overwrite,
+        device="cpu",
     )
+    log = partial(print, file=sys.stderr, flush=True)
+    try:
+        tuned = tune(settings, log)
+    except InterruptedRun as stop:
+        log(f"tarnn: {stop}, saved; the same command with --resume goes on")
+        raise Exit(stop.exit_code) from None
+    report(tuned, settings, folder)
+
+
+def refuse(options: dict[str, Any], why: str) -> None:
+    """Raise UserError for an option that was given and does not go with another."""
+    if name := next((name for name, x in options.items() if x), None):
+        raise UserError(f"{name} {why}; leave it out.")
+
+
+def report(tuned: Any, settings: Any, folder: Path) -> None:
+    """Print what was trained, where it is, and the command that follows."""
+    from tarnn.cli.convert import print_rows
+
+    result, out = tuned.result, settings.out
+    measure = "nothing held out" if result.validation is None else f"{result.validation:.4f} nats/token held out"
+    where = "" if result.best_step is None else f" (step {result.best_step:,})"
+    print(f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}{where}")
+    follow = f"tarnn generate {folder} --adapter {out}" if settings.lora else f"tarnn generate {out}"
+    rows = {"adapter" if settings.lora else "model": out, "last": tuned.last, "log": out / "log.jsonl", "next": follow}
+    print_rows({name: x for name, x in rows.items() if x is not None})

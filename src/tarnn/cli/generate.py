@@ -31,6 +31,7 @@ TEXT_ONLY = (
     "state_in",
     "state_out",
     "cache",
+    "adapter",
     "repetition_penalty",
     "draft",
 )
@@ -58,6 +59,9 @@ def generate(
     cache: Annotated[
         Literal["bfloat16"] | None,
         text(help="Keep the keys and values of softmax layers in half as many bytes (default: as the weights)."),
+    ] = None,
+    adapter: Annotated[
+        Path | None, text(help="Add this adapter, as `tarnn finetune` and peft write them, to the weights.")
     ] = None,
     draft: Annotated[
         int | None,
@@ -156,6 +160,8 @@ def generate(
         generate_images(drawing, load_images, draws, report=report)
         return
     from tarnn.cli.continuation import Request, continue_prompt
+
+    opening["adapter"] = options.pop("adapter", None)
 
     def load_text() -> Any:
         from tarnn.decoding.lm import load

@@ -10,6 +10,7 @@ from tarnn.decoding.contents import OfFolder, OfOwnFolder
 from tarnn.decoding.memory import check_packing
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.refusal import Refusal
+from tarnn.families.adapter import quick_fingerprint, with_adapter
 from tarnn.families.by_name import draft_program, family_of
 from tarnn.families.config import FILE as CONFIG, Config
 from tarnn.families.own.text import checked
@@ -32,10 +33,11 @@ def open_folder(
     weights: str | None = None,
     *,
     dtype: torch.dtype | None = None,
+    adapter: Path | None = None,
     plain: bool = False,
     report: Log = silent,
 ) -> Opened:
-    """Open the model in a folder of a known family. weights, dtype, report: as in `open_step`.
+    """Open the model in a folder of a known family. weights, dtype, adapter, report: as in `open_step`.
 
     plain: computed by the program's definition, as without the compiled kernels. Raises UserError for what the folder holds,
     `ProgramError` for a program with an instruction that the kernels don't have, and Refusal where weights are given and there
@@ -44,6 +46,8 @@ def open_folder(
     config = Config.read(folder)
     write = family_of(config)  # an unknown family is refused before any weight is looked at
     tensors, fields = Weights.read(folder), read_json(folder / CONFIG)
+    if adapter is not None:
+        tensors = with_adapter(tensors, adapter, quick_fingerprint(tensors))
     tensors = tensors if dtype is None else tensors.cast(dtype)
     program = write(config, tensors)
     saved = program.instructions[0].weights["tokens"].dtype

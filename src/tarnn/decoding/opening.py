@@ -40,6 +40,7 @@ def open_step(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    adapter: str | Path | None = None,
     track: Callable[[Any, int], Any] = lambda steps, total: steps,
     report: Log = silent,
 ) -> Opened:
@@ -47,13 +48,16 @@ def open_step(
 
     weights: how the step keeps them: float32 | bfloat16 | int8 | int4; None: as they were saved, float16 as float32.
     dtype: of the opened weights; None: as saved. device, track: as `open_model` takes them, for models that a step in plain
-    PyTorch can run. report: called with lines on what is unused.
+    PyTorch can run. adapter: a folder in PEFT's format, whose numbers are added to the weights of a folder as they are read.
+    report: called with lines on what is unused.
 
     Raises UserError for a model that can't be run, with the reason, ValueError for another format, and Refusal where weights
     are given and the model has no fused step.
     """
     if weights is not None and weights not in FORMATS:
         raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
+    if adapter is not None:
+        return _with_adapter(source, Path(adapter), weights, dtype, device, report)
     if isinstance(source, nn.Module):
         return _of_own(source, weights) if isinstance(source, TextModel) else _of_transformers(source, weights)
     folder = Path(source)
@@ -78,6 +82,25 @@ def open_step(
     return _as_folder_says(_of_program(folder, weights, dtype, report), folder, fields)
 
 
+def _with_adapter(
+    source: str | Path | nn.Module,
+    adapter: Path,
+    weights: str | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    report: Log,
+) -> Opened:
+    """Open a folder with an adapter added to its weights."""
+    if isinstance(source, nn.Module) or Path(source).is_file():
+        raise UserError("an adapter is added to the weights of a folder; give the folder that it was trained on.")
+    folder = Path(source)
+    if torch.device(device).type != "cpu":
+        raise UserError(f"{folder} with an adapter runs on the CPU, not on {device}; leave --device out.")
+    opened = _of_program(folder, weights, dtype, report, adapter)
+    about = (*opened.about, f"with the adapter {adapter}")
+    return _as_folder_says(replace(opened, about=about), folder, read_json(folder / "config.json"))
+
+
 def _own_by_program(
     folder: Path, fields: dict[str, Any], weights: str | None, dtype: torch.dtype | None
 ) -> Opened | None:
@@ -94,11 +117,14 @@ def _compiled(folder: Path, weights: str | None, dtype: torch.dtype | None, repo
     return None if opened.weights is None or opened.dtype.itemsize > torch.float32.itemsize else opened
 
 
-def _of_program(folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log) -> Opened:
+def _of_program(
+    folder: Path, weights: str | None, dtype: torch.dtype | None, report: Log, adapter: Path | None = None
+) -> Opened:
+    options: dict[str, Any] = {"dtype": dtype, "adapter": adapter, "report": report}
     try:
-        return open_folder(folder, weights, dtype=dtype, report=report)
+        return open_folder(folder, weights, **options)
     except ProgramError:  # the kernels lack an instruction
-        return open_folder(folder, weights, dtype=dtype, report=report, plain=True)
+        return open_folder(folder, weights, **options, plain=True)
 
 
 def _as_folder_says(opened: Opened, folder: Path, fields: dict[str, Any]) -> Opened:

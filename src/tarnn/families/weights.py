@@ -10,7 +10,7 @@ Tensors come in the type of their file. Pages of the file are read when a tensor
 again: opening a model takes no memory of its own. The files must not be changed meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -123,6 +123,11 @@ class Weights:
             raise UserError(f"{self.place} {kind}; expected {'whole' if whole else 'real'} numbers. {INTACT}")
         return self[name]
 
+    def glance(self, name: str) -> Tensor:
+        """Read a tensor without taking it. Raises UserError where it is missing."""
+        self.shape(name)
+        return self._source.read(self._whole(name))
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, without taking it. Raises UserError where it is missing."""
         if name not in self:
@@ -183,9 +188,9 @@ class Weights:
                 f"shared tensor. {FOREIGN}"
             )
 
-    def used(self) -> dict[str, Tensor]:
-        """Return the tensors that were taken, by their whole names; of tied ones the first."""
-        return {name: self._source.read(name) for name in sorted(self._source.used)}
+    def used(self) -> Mapping[str, Tensor]:
+        """Return the tensors that were taken, by their whole names; of tied ones the first. Each is read when it is looked up."""
+        return Used(sorted(self._source.used), self._source.read)
 
     def check_finite(self) -> None:
         """Refuse weights, among those that were taken, with NaN or an infinity in them. They are read once for it."""
@@ -196,6 +201,15 @@ class Weights:
     def left(self) -> list[str]:
         """Return the whole names of the tensors that were not taken."""
         return sorted(self._source.header.keys() - self._source.taken)
+
+    def changed(self, names: Sequence[str], change: Callable[[str, Tensor], Tensor]) -> "Weights":
+        """Return the same weights, where tensors of these whole names come as `change` returns them, in their own shape."""
+        source, chosen = self._source, frozenset(names)
+
+        def read(name: str) -> Tensor:
+            return change(name, source.read(name)) if name in chosen else source.read(name)
+
+        return Weights(replace(source, read=read), self._prefix, self._renamed)
 
     def cast(self, dtype: torch.dtype) -> "Weights":
         """Return the same weights, whose real numbers come in another type. Each tensor is a copy then.
@@ -233,20 +247,44 @@ class Weights:
             )
 
 
+class Used(Mapping[str, Tensor]):
+    """Tensors by name that are read when they are looked up, so that those which are computed take no memory meanwhile."""
+
+    def __init__(self, names: Sequence[str], read: Callable[[str], Tensor]):
+        self._names, self._read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def folder_source(folder: Path) -> Source:
     """Read the headers of a folder's files; the tensors are mapped when they are taken."""
+    files = weight_files(folder)
+    source, home = files_source(str(folder), files)
+    if len(files) > 1 or files[0].name != WEIGHTS:
+        check_index(folder, home)
+    return source
+
+
+def files_source(place: str, files: Sequence[Path]) -> tuple[Source, dict[str, Path]]:
+    """Read the headers of files; return their tensors, and in which file each of them is."""
     home: dict[str, Path] = {}
     header: Header = {}
-    files = weight_files(folder)
     for file in files:
         facts = read_header(file)
         if twice := sorted(header.keys() & facts.keys()):
             raise UserError(f"{home[twice[0]]} and {file.name} both hold {twice[0]}. {INTACT}")
         header |= facts
         home |= dict.fromkeys(facts, file)
-    if len(files) > 1 or files[0].name != WEIGHTS:
-        check_index(folder, home)
-    check_kinds(str(folder), header)
+    check_kinds(place, header)
     opened = {}
 
     def read(name: str) -> Tensor:
@@ -259,7 +297,7 @@ def folder_source(folder: Path) -> Source:
         except (SafetensorError, OSError, RuntimeError) as error:
             raise UserError(f"{file} can't be read: {name} is damaged ({error}). {INTACT}") from error
 
-    return Source(str(folder), header, read)
+    return Source(place, header, read), home
 
 
 def check_index(folder: Path, home: Mapping[str, Path]) -> None:

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any, NamedTuple, cast
 
@@ -19,11 +21,23 @@ from tarnn.huggingface.fused_forward import output_of
 from tarnn.huggingface.versions import by_role, cache_name, role
 from tarnn.ops.cross_entropy import linear_cross_entropy
 
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def losses_alone() -> Iterator[None]:
+    """Within: a model that does not train makes its loss without all logits, too."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
 
 def joins_head(model: Any, logits_to_keep: int | Tensor = 0) -> bool:
     """Whether a model that is given labels needs no logits for them: it trains on a CPU, by a loss of transformers that `loss_of`
     computes, and its head is a plain linear layer that nothing watches."""
-    if not model.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not ((model.training and torch.is_grad_enabled()) or _ALONE.get()):
         return False
     head = model.lm_head
     plain = type(head) is nn.Linear and head.bias is None and type(head.weight) is nn.Parameter and head.weight.is_cpu

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,6 +100,10 @@ class Trainable(ABC):
     def loss(self, model: Any, batch: dict[str, Tensor], count: Tensor | None = None) -> Tensor:
         """Mean loss in nats, in float32; with `count`, the sum over all `targets`, divided by it."""
         return model(**batch, **({} if count is None else {"num_items_in_batch": count}))["loss"]
+
+    def within_step(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
+        """Return what forward and backward of a batch run in."""
+        return nullcontext()
 
     def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None:
         """The held-out data in batches, in a fixed order; None where nothing is held out."""

@@ -70,6 +70,9 @@ FILES = (
     "vocab.json",
     "added_tokens.json",
     "preprocessor_config.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "tarnn_base.json",
     SETTINGS,
 )
 

@@ -112,7 +112,8 @@ class SafeTrainer(Trainer):
         return self.task.loss(model, inputs, *([] if num_items_in_batch is None else [num_items_in_batch]))
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        with self.task.within_step(inputs):
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self._loss_of_step = loss if self._loss_of_step is None else self._loss_of_step + loss
         return loss
 

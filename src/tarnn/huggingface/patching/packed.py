@@ -94,10 +94,11 @@ def silent_model_with_packed_rows(original: Callable) -> Callable:
     """The forward of a text model that hands on nothing of it to its layers."""
 
     def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
-        if self.training and self.is_gradient_checkpointing:
+        if self.training and self.is_gradient_checkpointing and _BOUNDS.get() is None:
             raise ValueError(
                 f"{type(self).__name__} does not tell its layers where packed sequences begin, and gradient checkpointing "
-                "calls them again later. Turn gradient checkpointing off, or pass the sequences as rows with padding."
+                "calls them again later. Turn gradient checkpointing off, pass the sequences as rows with padding, or call "
+                "forward and backward within `packed_rows`."
             )
         with packed_rows(bounds):
             return original(self, **call)

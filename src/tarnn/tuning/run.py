@@ -1,0 +1,158 @@
+"""A run that tunes the model of a folder, from its files to an adapter, or to a folder with all weights."""
+
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.trainer_utils import set_seed
+
+from tarnn.conversion.opening import open_pretrained, patch, read_config
+from tarnn.data.tensor_file import flush
+from tarnn.decoding.lm import tokenizer_in
+from tarnn.errors import UserError
+from tarnn.huggingface.patching.patch import known_layers
+from tarnn.log import Log
+from tarnn.tasks.settings import held_out_count
+from tarnn.tasks.text.pretrained import context_length
+from tarnn.training import checkpoints
+from tarnn.training.arguments import training_arguments
+from tarnn.training.error_messages import failures_explained
+from tarnn.training.folder import CHECKPOINTS, write_settings
+from tarnn.training.run import TrainResult, run, set_length, take_folder
+from tarnn.tuning.adapter import FILES, with_adapters, write_base
+from tarnn.tuning.examples import Example, read_examples
+from tarnn.tuning.packing import Counts, fitted
+from tarnn.tuning.task import TuneSettings, TuneTask
+
+LONGEST = 2048  # tokens of a row by default
+HELD_OUT = 64  # examples, at most, unless a fraction was given
+LAST = "last"  # the folder of the latest adapter, within that of the best
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Hold what a run left: its folder, and that of the latest adapter."""
+
+    result: TrainResult
+    last: Path | None
+
+
+def tune(settings: TuneSettings, report: Log) -> Tuned:
+    """Train adapters, or all weights, of the model in `settings.folder`, and leave the best ones in `settings.out`.
+
+    Raises UserError for all that the user can mend; after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
+    """
+    started, folder = time.monotonic(), settings.folder
+    args = training_arguments(settings)
+    with failures_explained(settings.out), ExitStack() as stack:
+        saved = take_folder(settings, stack)
+        model = open_to_tune(folder, settings, report)
+        task = make_task(settings, model, report)
+        if saved is not None and saved.get("data") not in (None, task.data_facts):
+            raise UserError(
+                f"the data are no longer those that the run in {settings.out} began with; restore them to --resume, or start "
+                "again with --overwrite."
+            )
+        write_settings(settings.out, {"settings": settings.as_json(), "data": task.data_facts})
+        if settings.lora is not None:
+            set_seed(settings.seed)
+            alpha = settings.alpha or 2 * settings.lora
+            model = with_adapters(model, settings.lora, alpha, str(folder))
+        set_length(args, settings, task)
+        for name, value in rows_of(settings, task, model, args.max_steps).items():
+            report(f"{name:>14}  {value}")
+        result = run(settings, args, task, model, True, started)
+        last = None
+        if settings.lora is not None:
+            write_base(settings.out, folder)
+            last = keep_last(settings.out, folder)
+        else:
+            copy_tokenizer(folder, settings.out)
+        return Tuned(result, last)
+
+
+def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
+    """Open the text model of a folder to train it; what computes it, where that is not tarnn, is said."""
+    read_config(folder)
+    model = open_pretrained(folder, text_only=True, report=report)
+    if model.get_output_embeddings() is None:
+        raise UserError(f"{folder} holds a {type(model).__name__}; expected a language model.")
+    if settings.kind == "full":
+        model.float()
+    patch(model, report)
+    if not any(known_layers(model)):
+        report("its backward is torch's own: this model has no linear layers that tarnn computes")
+    return model
+
+
+def make_task(settings: TuneSettings, model: Any, report: Log) -> TuneTask:
+    """Read the data, cut them to rows, and hold some out."""
+    tokenizer = tokenizer_in(settings.folder, model.config.vocab_size)
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else ends[0] if isinstance(ends, list) else ends
+    read = partial(read_examples, tokenizer=tokenizer, vocab_size=model.config.vocab_size, log=report, end=end)
+    counts = Counts()
+    examples = fitted(read(settings.sources), settings.length, counts)
+    held_out: list[Example] = []
+    if settings.val is not None:
+        held_out = fitted(read([settings.val]), settings.length, counts)
+    elif number := held_out_count(len(examples), settings.val_fraction, HELD_OUT):
+        order = np.random.default_rng([settings.seed, 1]).permutation(len(examples))
+        held_out = [examples[i] for i in sorted(order[:number])]
+        examples = [examples[i] for i in sorted(order[number:])]
+    for line in counts.lines(settings.length):
+        report(line)
+    if not examples:
+        raise UserError(f"{', '.join(settings.sources)} have no example with a token to learn; expected one at least.")
+    return TuneTask(examples, held_out, settings.length, settings.pack)
+
+
+def row_length(most: int | None, requested: int | None) -> int:
+    """Return the tokens of a row: as requested, or as many as the model reads, up to LONGEST."""
+    length = context_length(most, requested)
+    return min(LONGEST, length) if requested is None else length
+
+
+def rows_of(settings: TuneSettings, task: TuneTask, model: Any, steps: int) -> dict[str, str]:
+    """Say what is to happen, by topic."""
+    trained = sum(x.numel() for x in model.parameters() if x.requires_grad)
+    held = "none held out" if task.held_out is None else f"{len(task.held_out.examples):,} held out"
+    packed = f"{len(task.examples):,} {'packed rows' if settings.pack else 'rows'} of up to {settings.length:,} tokens"
+    kind = f"adapters of rank {settings.lora}" if settings.lora else "all weights"
+    of_model = sum(x.numel() for x in model.parameters()) - (trained if settings.lora else 0)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {
+        "model": f"{settings.folder}: {of_model:,} parameters, {dtype}",
+        "trained": f"{kind}: {trained:,} parameters",
+        "data": f"{len(task.examples.examples):,} examples ({held}), {task.num_tokens:,} tokens, {task.num_learned:,} of them "
+        f"learned; {packed}",
+        "length": f"{steps:,} steps of {settings.accumulate} rows, learning rate {settings.learning_rate:g}",
+        "threads": f"{torch.get_num_threads()}",
+    }
+
+
+def keep_last(out: Path, base: Path) -> Path | None:
+    """Copy the adapter of the latest checkpoint to a folder of its own."""
+    latest = checkpoints.latest(out / CHECKPOINTS)
+    if latest is None:
+        return None
+    last = out / LAST
+    last.mkdir(exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(latest / name, last / name)
+        flush(last / name)
+    write_base(last, base)
+    return last
+
+
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """Copy what reads and writes text beside weights that were trained."""
+    for path in sorted({x for pattern in TOKENIZER for x in folder.glob(pattern) if x.is_file()}):
+        shutil.copyfile(path, out / path.name)

@@ -1,0 +1,11 @@
+"""An example to tune on whose tokens count up from 0."""
+
+import numpy as np
+
+from tarnn.tuning.examples import Example
+
+
+def example(length, first=0, whole=True):
+    """first: the first token that is learned."""
+    ids = np.arange(length)
+    return Example(ids, ids >= first, whole)

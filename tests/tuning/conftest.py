@@ -1,0 +1,50 @@
+"""Folders of tiny models, and data to tune them on."""
+
+import json
+
+import pytest
+import torch
+from support.open_folders import make_folder
+
+from tarnn.cli.main import main
+
+ANSWERS = {"red": "rouge", "blue": "bleu", "green": "vert"}
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory):
+    """folder_of(family) → the folder of a tiny model of it, made once."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            made[family] = make_folder(tmp_path_factory.mktemp("folder") / "model", family)
+        return made[family]
+
+    return make
+
+
+@pytest.fixture
+def chats(tmp_path):
+    """A table of conversations: a colour is translated."""
+    path = tmp_path / "chats.jsonl"
+    rows = [
+        {"messages": [{"role": "user", "content": x}, {"role": "assistant", "content": y}]} for x, y in ANSWERS.items()
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    return path
+
+
+@pytest.fixture
+def tarnn(capsys):
+    """tarnn(*argv) → (exit code, stdout, stderr), in this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(*argv):
+        code = main([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    torch.set_num_threads(threads)

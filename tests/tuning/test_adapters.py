@@ -1,0 +1,159 @@
+"""Adapters: the loss falls, each of them learns, merged they compute what peft does, a killed run goes on bit for bit."""
+
+import json
+import multiprocessing
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from support.open_folders import CONFIGS
+
+import tarnn as package
+from tarnn.errors import UserError
+from tarnn.families.adapter import BASE, CONFIG, WEIGHTS
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+KILLED_RUN = str(Path(__file__).parents[1] / "support" / "killed_run.py")
+OFTEN = ("Qwen3.5", "Mamba-2")
+FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x in CONFIGS]
+SMALL = ["--lora", "3", "--length", "48", "--learning-rate", "1e-2", "--eval-every", "4", "--save-every", "4"]
+IDS = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(2))
+
+
+def losses(out):
+    return [x["loss"] for x in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "loss" in x]
+
+
+def with_peft(folder, adapter):
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(hf.AutoModelForCausalLM.from_pretrained(folder), adapter).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_falls_and_merged_equals_unmerged(tarnn, folder_of, chats, tmp_path, family):
+    folder, out = folder_of(family), tmp_path / "out"
+    code, shown, err = tarnn("finetune", folder, chats, "--out", out, *SMALL, "--steps", 24)
+    assert code == 0, err
+    assert f"tarnn generate {folder} --adapter {out}" in shown
+    values = losses(out)
+    assert values[-1] < 0.9 * values[0]
+    tensors = load_file(out / WEIGHTS)
+    assert all(x.any() for name, x in tensors.items() if "lora_B" in name)  # each began at 0, and learned
+    assert (out / "last" / CONFIG).is_file()
+    with torch.no_grad():
+        unmerged = with_peft(folder, out)(input_ids=IDS, use_cache=False).logits
+    merged = package.load(folder, adapter=out)
+    assert any("with the adapter" in line for line in merged.opened.about)
+    assert (merged.logits(IDS) - unmerged).abs().max() < 1e-5 * unmerged.abs().max()
+    plain = package.load(folder)
+    assert (merged.logits(IDS) - plain.logits(IDS)).abs().max() > 1e-2
+    assert merged.opened.fingerprint != plain.opened.fingerprint
+
+
+def test_rounded_weights_take_it_too(tarnn, folder_of, chats, tmp_path):
+    folder, out = folder_of("Qwen3.5"), tmp_path / "out"
+    assert tarnn("finetune", folder, chats, "--out", out, *SMALL, "--steps", 4)[0] == 0
+    exact = package.load(folder, adapter=out).logits(IDS)
+    rounded = package.load(folder, "int8", adapter=out).logits(IDS)
+    assert 0 < (exact - rounded).abs().mean() < 0.1 * exact.abs().mean()
+    code, text, err = tarnn("generate", folder, "--adapter", out, "--prompt", "red", "--max-new-tokens", 5, "--greedy")
+    assert (code, "with the adapter" in err) == (0, True)
+    assert text
+
+
+def spawned(argv, moment, at):
+    scope = {"ARGV": [str(x) for x in argv], "ENVIRONMENT": {"OMP_NUM_THREADS": "1"}, "MOMENT": moment, "AT": at}
+    runpy.run_path(KILLED_RUN, scope, run_name="run")
+
+
+def run_alone(*argv, moment="", at=0):
+    process = multiprocessing.get_context("spawn").Process(target=spawned, args=(argv, moment, at))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_killed_run_goes_on_bit_for_bit(folder_of, chats, tmp_path):
+    folder, whole, cut = folder_of("Qwen3.5"), tmp_path / "whole", tmp_path / "cut"
+    options = [*SMALL, "--steps", "12"]
+    assert run_alone("finetune", folder, chats, "--out", whole, *options) == 0
+    assert run_alone("finetune", folder, chats, "--out", cut, *options, moment="in a step", at=6) == -9
+    assert not (cut / "last").exists()
+    assert run_alone("finetune", folder, chats, "--out", cut, *options, "--resume") == 0
+    for name in (WEIGHTS, f"last/{WEIGHTS}"):
+        one, other = load_file(whole / name), load_file(cut / name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(x, other[key]) for key, x in one.items())
+    assert losses(whole) == losses(cut)
+
+
+def test_all_weights(tarnn, folder_of, chats, tmp_path):
+    folder, out = folder_of("Qwen3.5"), tmp_path / "out"
+    options = ["--full", "--length", "48", "--learning-rate", "3e-3", "--steps", "24"]
+    code, shown, err = tarnn("finetune", folder, chats, "--out", out, *options)
+    assert code == 0, err
+    assert f"tarnn generate {out}" in shown
+    assert losses(out)[-1] < 0.9 * losses(out)[0]
+    code, _, err = tarnn("generate", out, "--prompt", "red", "--max-new-tokens", 5, "--greedy")
+    assert code == 0, err
+
+
+@pytest.fixture
+def adapter(tmp_path, folder_of):
+    """An adapter that nobody trained, on the first layer's gate."""
+    out = tmp_path / "adapter"
+    out.mkdir()
+    (out / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    torch.manual_seed(0)
+    name = "base_model.model.model.layers.0.mlp.gate_proj.lora_"
+    save_file({f"{name}A.weight": torch.randn(2, 32), f"{name}B.weight": torch.randn(48, 2)}, out / WEIGHTS)
+    return out
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"peft_type": "IA3"}, "of type 'IA3'; expected LORA"),
+    ({"use_dora": True}, "use_dora is True"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+    ({"lora_alpha": "much"}, "lora_alpha must be a number"),
+    ({"alpha_pattern": {"(a+)+$": 1}}, "alpha_pattern must give"),
+])  # fmt: skip
+def test_adapters_that_are_not_added(folder_of, adapter, fields, words):
+    path = adapter / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(UserError) as error:
+        package.load(folder_of("Qwen3.5"), adapter=adapter)
+    assert words in str(error.value)
+
+
+def test_alphas(folder_of, adapter):
+    folder, path = folder_of("Qwen3.5"), adapter / CONFIG
+    plain, once = package.load(folder).logits(IDS), package.load(folder, adapter=adapter).logits(IDS)
+    assert (plain - once).abs().max() > 1e-2
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"lora_alpha": 1, "alpha_pattern": {"gate_proj": 4}}))
+    assert torch.equal(package.load(folder, adapter=adapter).logits(IDS), once)
+    path.write_text(json.dumps(fields | {"lora_alpha": 4 / 2**0.5, "use_rslora": True}))
+    assert torch.allclose(package.load(folder, adapter=adapter).logits(IDS), once, atol=1e-4)
+
+
+def test_an_adapter_of_another_base(folder_of, adapter):
+    folder = folder_of("Qwen3.5")
+    name = "base_model.model.model.layers.0.mlp.gate_proj.lora_"
+    with pytest.raises(UserError, match=r"adapts model.layers.0.mlp.gate_proj, which .* does not have"):
+        package.load(folder_of("Mamba-2"), adapter=adapter)
+    (adapter / BASE).write_text(json.dumps({"fingerprint": "0" * 64}))
+    with pytest.raises(UserError, match="is an adapter of other weights than those of"):
+        package.load(folder, adapter=adapter)
+    (adapter / BASE).unlink()
+    save_file({f"{name}A.weight": torch.randn(2, 31), f"{name}B.weight": torch.randn(48, 2)}, adapter / WEIGHTS)
+    with pytest.raises(UserError, match=r"of shape \(48, 31\), which has shape \(48, 32\)"):
+        package.load(folder, adapter=adapter)
+    save_file({f"{name}A.weight": torch.randn(2, 32)}, adapter / WEIGHTS)
+    with pytest.raises(UserError, match="expected pairs of lora_A"):
+        package.load(folder, adapter=adapter)
+    with pytest.raises(UserError, match="holds no adapter"):
+        package.load(folder, adapter=folder)
