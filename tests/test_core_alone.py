@@ -152,4 +152,4 @@ for call in {calls!r}:
 
 @pytest.mark.parametrize("name", sorted(PROJECT["optional-dependencies"]))
 def test_extras_of_today_and_before(name):
-    assert name in {"hf", "train", "images", "all", "lora", "serve", "gpu", "datasets", "docs", "dev"}
+    assert name in {"hf", "train", "images", "all", "lora", "onnx", "serve", "gpu", "datasets", "docs", "dev"}

@@ -17,6 +17,8 @@ PACKAGES = {
     "zstandard": ("zstandard", "train"),
     "PIL": ("pillow", "images"),
     "peft": ("peft", "lora"),
+    "onnx": ("onnx", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
     "starlette": ("starlette", "serve"),
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),

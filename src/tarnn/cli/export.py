@@ -15,9 +15,16 @@ HELP = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
 
 
 def export(
-    checkpoint: Annotated[Path, Argument(help="The folder of a language model that `tarnn train` made.")],
+    checkpoint: Annotated[Path, Argument(help="The folder of a language model; for hf one that `tarnn train` made.")],
     out: Annotated[Path, Option(help="The folder to write; it must be new or empty.")],
     format: Annotated[Format, Option(help=HELP)],
+    operators: Annotated[
+        Literal["onnx", "microsoft"] | None,
+        Option(
+            help="Of --format onnx: ONNX's own, of opset 27 (default), or those of com.microsoft, for older onnxruntime and "
+            "for onnxruntime-web."
+        ),
+    ] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
 ) -> None:
     """Write a model for other programs.
@@ -29,5 +36,5 @@ def export(
     check_new(out)
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
     with whole_folder(out) as folder, ticking(f"tarnn: exporting {checkpoint}", report):
-        about = write(format, checkpoint, folder, {}, report)
+        about = write(format, checkpoint, folder, {"operators": operators}, report)
     print(f"{out}: {about}")

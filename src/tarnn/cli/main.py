@@ -24,7 +24,7 @@ COMMANDS = {
     "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
     "serve": "Serve models over HTTP, to clients of OpenAI's API: streams, states that are kept, many texts at once.",
     "pack": "Make one file of a model: it opens at once, by mapping, and processes share its memory.",
-    "export": "Write a model for other programs: transformers, fla and what reads their folders.",
+    "export": "Write a model for other programs: transformers, fla and what reads their folders, or onnxruntime.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Tune a model of a folder on your data: adapters in PEFT's format, or all weights.",
     "predict": "Classify texts, fill masked ones or transcribe, with a trained model.",

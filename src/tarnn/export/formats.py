@@ -16,7 +16,8 @@ from tarnn.errors import UserError
 from tarnn.log import Log
 
 FORMATS = {  # name, and file here: what it is
-    "hf": "a folder in the layout of Qwen3.5, Mamba-2, Bamba or RWKV-7, for transformers, fla and what reads theirs"
+    "hf": "a folder in the layout of Qwen3.5, Mamba-2, Bamba or RWKV-7, for transformers, fla and what reads theirs",
+    "onnx": "graphs for onnxruntime, of a prompt and of a token, over one file of weights; of any folder with a program",
 }
 
 

@@ -1,0 +1,1 @@
+"""Programs as ONNX graphs: the graph in the making, and what each instruction becomes."""
