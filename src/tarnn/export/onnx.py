@@ -9,7 +9,7 @@ Every family that tarnn has a program of can be written, if ONNX has operators f
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -42,6 +42,8 @@ def export(source: Path, out: Path, *, report: Log, operators: Operators = "onnx
     from tarnn.export.onnx_graphs.graph import WeightFile
     from tarnn.export.onnx_graphs.trace import lacking, trace
 
+    if operators not in get_args(Operators):
+        raise ValueError(f"operators must be one of {', '.join(get_args(Operators))}; got {operators!r}.")
     config, weights = Config.read(source), Weights.read(source)
     program = family_of(config)(config, weights)
     weights.check_finite()
