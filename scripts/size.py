@@ -19,6 +19,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = "src/tarnn"
 SUFFIXES = {".py", ".cpp", ".h"}
+PAGES = {"javascript": ("src", {".js", ".html", ".css"})}  # places of the budget that are no folders
 LONG = 300  # lines of a file, above which it is listed
 EMPTY = {
     tokenize.COMMENT,
@@ -99,9 +100,10 @@ def report(texts: dict[str, str]) -> str:
 
 
 def lines_outside(folder: Path, place: str) -> int:
-    """Count the lines of a file, or of the Python and C++ files that git knows in a folder."""
-    listed = subprocess.run(["git", "-C", str(folder), "ls-files", place], capture_output=True, text=True, check=True)
-    paths = [folder / name for name in listed.stdout.splitlines() if name == place or Path(name).suffix in SUFFIXES]
+    """Count the lines of a file, or of the Python and C++ files that git knows in a folder; or those of PAGES."""
+    where, suffixes = PAGES.get(place, (place, SUFFIXES))
+    listed = subprocess.run(["git", "-C", str(folder), "ls-files", where], capture_output=True, text=True, check=True)
+    paths = [folder / name for name in listed.stdout.splitlines() if name == where or Path(name).suffix in suffixes]
     return sum(path.read_text().count("\n") for path in paths if path.exists())
 
 

@@ -18,7 +18,7 @@ namespace tarnn {
 /// slow by a factor of a hundred.
 class FlushDenormals {
  public:
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TARNN_KEEP_DENORMALS)
   FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
   ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
 
@@ -33,6 +33,8 @@ class FlushDenormals {
 
  private:
   unsigned long long before_;
+#else
+  FlushDenormals() {}  // WebAssembly has nothing for it
 #endif
 };
 

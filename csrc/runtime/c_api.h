@@ -1,8 +1,8 @@
 // What the files of the C interface share: its handles, and codes with a sentence in the place of exceptions.
 #pragma once
 
-#include <cstdio>
 #include <new>
+#include <string_view>
 
 #include "common/threads.h"
 #include "runtime/sequences.h"
@@ -30,7 +30,7 @@ struct NoProcessor : std::runtime_error {
 };
 
 inline int failed(int code, const char* why) {
-  std::snprintf(sentence, sizeof sentence, "%s", why);
+  sentence[std::string_view(why).copy(sentence, sizeof sentence - 1)] = '\0';
   return code;
 }
 

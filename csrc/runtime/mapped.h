@@ -7,10 +7,12 @@
 #include <stdexcept>
 #include <string>
 
+#ifndef __wasm__
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 
 namespace tarnn::runtime {
 
@@ -18,6 +20,13 @@ struct NotMapped : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+#ifdef __wasm__
+/// There are no files: programs are opened from memory.
+struct Mapped {
+  explicit Mapped(const char*) { throw NotMapped("can't be opened: there are no files here; give its bytes"); }
+  std::span<const char> bytes() const { return {}; }
+};
+#else
 /// A file's bytes, read only.
 class Mapped {
  public:
@@ -44,5 +53,6 @@ class Mapped {
   const char* at_;
   std::size_t size_;
 };
+#endif
 
 }  // namespace tarnn::runtime

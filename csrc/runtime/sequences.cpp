@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "common/threads.h"
@@ -16,9 +17,9 @@ constexpr std::size_t identity_bytes = 64;
 
 /// Bytes of n sequences in a state that does not grow, or of n tokens of one that does.
 std::size_t bytes_of(const State& s, Index n) {
-  const std::size_t each = static_cast<std::size_t>(s.size) * (s.of == State::Of::counts ? sizeof(Index) : sizeof(float));
+  const Index each = s.size * static_cast<Index>(s.of == State::Of::counts ? sizeof(Index) : sizeof(float));
   std::size_t bytes = 0;
-  if (__builtin_mul_overflow(each, static_cast<std::size_t>(n), &bytes)) throw std::bad_alloc();
+  if (__builtin_mul_overflow(each, n, &bytes)) throw std::bad_alloc();
   return bytes;
 }
 
@@ -59,7 +60,7 @@ class Saved {
 
 Zeros::Zeros(std::size_t bytes) {
   if (!bytes) return;
-  if (bytes > std::size_t(1) << 60) throw std::bad_alloc();
+  if (bytes > std::numeric_limits<std::size_t>::max() / 4) throw std::bad_alloc();
   const std::size_t whole = (bytes + 63) / 64 * 64;
   at_.reset(static_cast<char*>(std::aligned_alloc(64, whole)));
   if (!at_) throw std::bad_alloc();

@@ -67,6 +67,7 @@ inline std::string text_of_file(const std::string& path) {
 /// torch, before there is a library to ask.
 inline double processors_allowed(const std::string& root = "") {
   double least = no_quota;
+#ifdef __linux__
   const std::string groups = text_of_file(root + "/proc/self/cgroup");
   for (std::size_t begin = 0, end; begin < groups.size(); begin = end + 1) {
     end = std::min(groups.find('\n', begin), groups.size());
@@ -83,6 +84,9 @@ inline double processors_allowed(const std::string& root = "") {
       at.resize(cut);
     }
   }
+#else
+  (void)root;
+#endif
   return least;
 }
 

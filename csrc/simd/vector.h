@@ -207,7 +207,11 @@ TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
   const float magic = 12582912.f + 127;  // 1.5·2²³: adding it rounds to an integer, in the lowest bits, with an exponent's bias
   Vec<float> shifted = x * 1.44269504088896341f + magic;
   Vec<float> n = shifted - magic;
-  Vec<float> r = x - n * 0.693147181f;  // n·ln 2 is not rounded: every processor here has fused multiply–adds
+#if defined(__FMA__) || defined(__aarch64__)
+  Vec<float> r = x - n * 0.693147181f;  // fused: n·ln 2 is not rounded
+#else
+  Vec<float> r = x - n * 0.693145752f - n * 1.42860677e-6f;  // the first has so few bits that n of them are not rounded
+#endif
   Vec<float> p = r * 0.00829027188f + 0.0418981597f;
   p = p * r + 0.166676381f;
   p = p * r + 0.499991478f;

@@ -10,12 +10,13 @@ from typer import Argument, Option
 from tarnn.export.formats import FORMATS, export as write
 from tarnn.log import silent, ticking
 
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
 Format = Literal[*FORMATS]  # type: ignore[valid-type]
 HELP = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
 
 
 def export(
-    checkpoint: Annotated[Path, Argument(help="The folder of a language model; for hf one that `tarnn train` made.")],
+    checkpoint: Annotated[Path, Argument(help="The folder of a language model; for hf and web one that `tarnn train` made.")],
     out: Annotated[Path, Option(help="The folder to write; it must be new or empty.")],
     format: Annotated[Format, Option(help=HELP)],
     operators: Annotated[
@@ -25,6 +26,7 @@ def export(
             "for onnxruntime-web."
         ),
     ] = None,
+    weights: Annotated[Weights | None, Option(help="For web: how the page keeps the weights (default: int8).")] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
 ) -> None:
     """Write a model for other programs.
@@ -36,5 +38,5 @@ def export(
     check_new(out)
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
     with whole_folder(out) as folder, ticking(f"tarnn: exporting {checkpoint}", report):
-        about = write(format, checkpoint, folder, {"operators": operators}, report)
+        about = write(format, checkpoint, folder, {"operators": operators, "weights": weights}, report)
     print(f"{out}: {about}")

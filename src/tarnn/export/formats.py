@@ -18,6 +18,7 @@ from tarnn.log import Log
 FORMATS = {  # name, and file here: what it is
     "hf": "a folder in the layout of Qwen3.5, Mamba-2, Bamba or RWKV-7, for transformers, fla and what reads theirs",
     "onnx": "graphs for onnxruntime, of a prompt and of a token, over one file of weights; of any folder with a program",
+    "web": "a folder for any static host, whose page runs the model in the browser",
 }
 
 
