@@ -8,7 +8,7 @@ LOCK   := constraints.txt
 TORCH  := torch
 BUILD  := pip cmake ninja scikit-build-core
 
-.PHONY: demo quick test lint nightly docs test-oldest test-newest coverage format sanitize pages install lock wheel wheels clean
+.PHONY: demo quick test lint nightly docs test-oldest test-newest coverage format sanitize pages install lock wheel wheels wasm clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -86,6 +86,11 @@ install: $(VENV)/.installed $(VENV)/.kernels
 # one file for every Python and every torch from 2.10 on, in dist/: `pip install dist/tarnn-*.whl` installs it
 wheel:
 	TARNN_KERNELS=required $(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+
+# tarnn.wasm, which `tarnn export --format web` writes, and the same sources compiled for this machine: the same bits. Needs node
+wasm: install
+	$(BIN)/python -m pip install --quiet ziglang
+	PYTHON=$(BIN)/python tests/wasm.sh
 
 # what a release consists of, for Linux on x86-64, in dist/: minutes. With TWICE=--twice it is built again, and compared (docs/wheels.md)
 wheels:
