@@ -34,7 +34,7 @@ ROOMS = {
     # finetune trains, and the files of a checkpoint are read in one way
     "conversion": {"ops", "feature_maps", "models", "huggingface", "decoding", "data", "tasks", "training"},
     "export": {"program", "families", "decoding", "feature_maps", "attention", "models"},
-    "tuning": {"families", "huggingface", "decoding", "data", "tasks", "training", "conversion"},
+    "tuning": {"families", "models", "huggingface", "decoding", "data", "tasks", "training", "conversion"},
     "laws": {"program", "decoding", "huggingface", "models", "tasks", "conversion"},
     "serving": {"ops", "models", "program", "decoding", "data", "tasks"},
 }

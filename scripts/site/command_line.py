@@ -1,11 +1,10 @@
 """The page of the command line: each command, its arguments and options, as typer declares them."""
 
-import importlib
 import inspect
 
 import typer
 
-from tarnn.cli.main import COMMANDS, EXAMPLES
+from tarnn.cli.main import COMMANDS, EXAMPLES, function_of
 
 
 def command_line() -> str:
@@ -18,7 +17,7 @@ def command_line() -> str:
 
 def section(name: str) -> str:
     """Return the part of one command."""
-    function = getattr(importlib.import_module(f"tarnn.cli.{name}"), name)
+    function = function_of(name)
     app = typer.Typer(add_completion=False)
     app.command(name=name)(function)
     command = typer.main.get_command(app)

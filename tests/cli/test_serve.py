@@ -60,7 +60,7 @@ def test_what_cannot_be(capsys, folder, options, sentence):
 
 def test_folders_that_cannot_be_served(capsys, folder, tmp_path):
     assert "does not exist" in refused(capsys, tmp_path / "nowhere", "--port", 0)
-    assert "two folders are called tiny" in refused(capsys, folder, folder, "--port", 0)
+    assert "two models are called tiny" in refused(capsys, folder, folder, "--port", 0)
 
 
 def test_a_model_of_images_is_refused(capsys, tmp_path):

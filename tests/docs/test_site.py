@@ -24,7 +24,7 @@ from scripts.site.pages import stage
 from scripts.site.refusals import collected, refusals, sentences
 from scripts.site.settings import settings
 from scripts.site.text_copies import write_copies
-from tarnn.cli.main import COMMANDS
+from tarnn.cli.main import COMMANDS, function_of
 from tarnn.serving.http.app import GROUPS
 from tarnn.serving.http.openapi import Operation
 from tarnn.tasks import TASKS
@@ -133,7 +133,7 @@ def test_every_command_and_option_is_in_its_page():
     page = command_line()
     for name in COMMANDS:
         section = page.split(f"\n## tarnn {name}\n")[1].split("\n## ")[0]
-        function = getattr(importlib.import_module(f"tarnn.cli.{name}"), name)
+        function = function_of(name)
         app = typer.Typer(add_completion=False)
         app.command()(function)
         for parameter in typer.main.get_command(app).params:

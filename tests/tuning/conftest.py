@@ -1,6 +1,9 @@
 """Folders of tiny models, and data to tune them on."""
 
 import json
+import multiprocessing
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from support.open_folders import make_folder
 
 from tarnn.cli.main import main
 
+KILLED_RUN = str(Path(__file__).parents[1] / "support" / "killed_run.py")
 ANSWERS = {"red": "rouge", "blue": "bleu", "green": "vert"}
 
 
@@ -48,3 +52,21 @@ def tarnn(capsys):
 
     yield run
     torch.set_num_threads(threads)
+
+
+def spawned(argv, moment, at):
+    scope = {"ARGV": [str(x) for x in argv], "ENVIRONMENT": {"OMP_NUM_THREADS": "1"}, "MOMENT": moment, "AT": at}
+    runpy.run_path(KILLED_RUN, scope, run_name="run")
+
+
+@pytest.fixture
+def run_alone():
+    """run_alone(*argv, moment=, at=) → the exit code of a process of its own, which may be killed at that moment."""
+
+    def run(*argv, moment="", at=0):
+        process = multiprocessing.get_context("spawn").Process(target=spawned, args=(argv, moment, at))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    return run

@@ -1,9 +1,6 @@
 """Adapters: the loss falls, each of them learns, merged they compute what peft does, a killed run goes on bit for bit."""
 
 import json
-import multiprocessing
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ from tarnn.errors import UserError
 from tarnn.families.adapter import BASE, CONFIG, WEIGHTS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-KILLED_RUN = str(Path(__file__).parents[1] / "support" / "killed_run.py")
 OFTEN = ("Qwen3.5", "Mamba-2")
 FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x in CONFIGS]
 SMALL = ["--lora", "3", "--length", "48", "--learning-rate", "1e-2", "--eval-every", "4", "--save-every", "4"]
@@ -65,19 +61,7 @@ def test_rounded_weights_take_it_too(tarnn, folder_of, chats, tmp_path):
     assert text
 
 
-def spawned(argv, moment, at):
-    scope = {"ARGV": [str(x) for x in argv], "ENVIRONMENT": {"OMP_NUM_THREADS": "1"}, "MOMENT": moment, "AT": at}
-    runpy.run_path(KILLED_RUN, scope, run_name="run")
-
-
-def run_alone(*argv, moment="", at=0):
-    process = multiprocessing.get_context("spawn").Process(target=spawned, args=(argv, moment, at))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
-def test_a_killed_run_goes_on_bit_for_bit(folder_of, chats, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit(run_alone, folder_of, chats, tmp_path):
     folder, whole, cut = folder_of("Qwen3.5"), tmp_path / "whole", tmp_path / "cut"
     options = [*SMALL, "--steps", "12"]
     assert run_alone("finetune", folder, chats, "--out", whole, *options) == 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import progress
-from tarnn.decoding.caches import caches_of
+from tarnn.decoding.caches import caches_of, copy_of
 from tarnn.decoding.drafts import MOST, DraftLoop, token_loop
 from tarnn.decoding.draws import Sampling, check_sampling, row_sampler
 from tarnn.decoding.lm import LM
@@ -22,7 +22,7 @@ from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.memory import check_state
 from tarnn.decoding.opened import Opened
 from tarnn.decoding.samplers import Sampler
-from tarnn.decoding.state_file import check_writable, load_state, save_state
+from tarnn.decoding.state_file import SavedState, check_writable, load_state, save_state
 from tarnn.decoding.streaming import KEEP, StopStrings, TextStream
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
@@ -96,8 +96,10 @@ def continue_prompt(
     lm = load()
     model = lm.opened
     check_states(model, request)
-    ids = lm.ids(text, starts=request.state_in is None)[None].to(model.device)
-    loop, recent = start(model, request, ids.shape[1], limit)
+    saved = None if request.state_in is None else load_state(request.state_in, model)
+    begins = saved is None or not saved.state.position.any()
+    ids = lm.ids(text, starts=begins)[None].to(model.device)
+    loop, recent = start(model, request, saved, ids.shape[1], limit)
     report("tarnn: " + "; ".join(model.about))
     read(loop, ids, report)
     if count > 1:
@@ -155,17 +157,20 @@ def check_states(model: Opened, request: Request) -> None:
             )
 
 
-def start(model: Opened, request: Request, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
+def start(
+    model: Opened, request: Request, saved: SavedState | None, num_prompt: int, max_new_tokens: int
+) -> tuple[TokenLoop, list[int]]:
     """A loop with room for all that is to come: empty, or with a saved state and its last tokens."""
     room = num_prompt + max_new_tokens
-    if request.state_in is None:
+    if saved is None:
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
         check_state(model, request.num_samples, room)
         sizes = (1, room) if request.cache is None else (1, room, torch.bfloat16)
         return token_loop(model, model.new_state(*sizes), draft=request.draft), []
-    state, logits, recent = load_state(request.state_in, model, room=room)
+    state, logits, recent = saved
     check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)
-    return token_loop(model, state, logits, draft=request.draft), recent
+    room += int(state.position.max())
+    return token_loop(model, copy_of(state, room), logits, draft=request.draft), recent
 
 
 def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: int | None) -> None:

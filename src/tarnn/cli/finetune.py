@@ -111,13 +111,11 @@ def finetune(
 
     from tarnn.conversion.opening import read_config
     from tarnn.training.callbacks import InterruptedRun
-    from tarnn.tuning.run import row_length, tune
+    from tarnn.tuning.run import positions_of, row_length, tune
     from tarnn.tuning.task import TuneSettings
 
     if threads is not None:
         torch.set_num_threads(threads)
-    fields = read_config(folder)
-    most = (fields.get("text_config") or fields).get("max_position_embeddings")
     settings = TuneSettings(
         sources=tuple(data),
         out=out,
@@ -125,7 +123,7 @@ def finetune(
         kind="full" if full else "lora",
         lora=None if full else lora or RANK,
         alpha=alpha,
-        length=row_length(most if isinstance(most, int) else None, length),
+        length=row_length(positions_of(read_config(folder)), length),
         pack=not no_packing,
         steps=steps,
         epochs=epochs,

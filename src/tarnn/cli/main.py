@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "Write a model for other programs: transformers, fla and what reads their folders, or onnxruntime.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Tune a model of a folder on your data: adapters in PEFT's format, or all weights.",
+    "tune-state": "Tune the states before the first token on your data: a file that costs nothing per token.",
     "predict": "Classify texts, fill masked ones or transcribe, with a trained model.",
     "eval": "Measure a model on held-out data: bits per byte, accuracy, error rates, bits per dimension.",
     "check": "Check that a model gives the same logits alone, padded, in a batch, with a cache, step by step.",
@@ -46,6 +47,7 @@ EXAMPLES = {
     "export": "tarnn export runs/books --format hf --out books-qwen/",
     "convert": "tarnn convert llama/ converted/ --texts my-books/",
     "finetune": "tarnn finetune qwen3.5/ chats.jsonl --out adapter/ --lora 16",
+    "tune-state": "tarnn tune-state qwen3.5/ examples.jsonl --out french.state",
     "predict": "tarnn predict runs/reviews 'A fine film.' other_texts.txt",
     "eval": "tarnn eval runs/books book.txt",
     "check": "tarnn check qwen3.5/ --weights int8",
@@ -62,6 +64,12 @@ def help_of(docstring: str, example: str) -> str:
     return "\n\n".join([*(" ".join(each.split()) for each in paragraphs), f"Example: {example}"])
 
 
+def function_of(command: str) -> Any:
+    """Import what a subcommand runs."""
+    name = command.replace("-", "_")
+    return getattr(importlib.import_module(f"tarnn.cli.{name}"), name)
+
+
 class LazyCommand(TyperCommand):
     """A subcommand whose module is imported when it runs, so that `tarnn --help` stays quick."""
 
@@ -69,7 +77,7 @@ class LazyCommand(TyperCommand):
         assert self.name is not None
         wait_briefly()
         stay_within_quota()
-        function = getattr(importlib.import_module(f"tarnn.cli.{self.name}"), self.name)
+        function = function_of(self.name)
         app = typer.Typer(add_completion=False)
         app.command(name=self.name, help=help_of(function.__doc__ or "", EXAMPLES[self.name]))(function)
         return typer.main.get_command(app).make_context(info_name, args, parent, **extra)

@@ -24,6 +24,13 @@ def serve(
     weights: Annotated[
         Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: as saved).")
     ] = None,
+    adapter: Annotated[
+        list[str] | None, Option(metavar="NAME=FOLDER", help="Serve the model with this adapter, too. May be repeated.")
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=FILE", help="Serve the model from a state of `tarnn tune-state`, too. May be repeated."),
+    ] = None,
     host: Annotated[str, access(help="The address; one of other machines needs keys.")] = "127.0.0.1",
     port: Annotated[int, access(min=0, max=65535, help="0 finds a free one.")] = 8000,
     api_key_file: Annotated[
@@ -65,15 +72,17 @@ def serve(
     """
     from tarnn.serving.http.server import Server, address_of, bind  # first: it needs what the extra brings
 
+    adapters, first_states = named(adapter, "--adapter", runs), named(state, "--state", runs)
     names = [run.resolve().stem if run.is_file() else run.resolve().name for run in runs]
+    names += [*adapters, *first_states]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"two folders are called {twice[0]}, and a model goes by its folder's name. Rename one.")
+        raise UserError(f"two models are called {twice[0]}; a folder goes by its own name. Rename one.")
     import torch
 
     from tarnn.serving.engine import Engine
     from tarnn.serving.http.app import create_app
     from tarnn.serving.http.settings import ServerSettings, answered_names, check_proxies, read_keys
-    from tarnn.serving.model import open_served
+    from tarnn.serving.model import open_served, served_from
     from tarnn.serving.store import StateStore
 
     keys = () if api_key_file is None else read_keys(api_key_file)
@@ -91,8 +100,10 @@ def serve(
         ready = f"tarnn: {address}/v1 answers, and {address} is a page to write on; Ctrl-C ends it"
         torch.set_num_threads(threads or torch.get_num_threads())
         engines = {}
-        for name, run in zip(names, runs):
-            model = open_served(run, name=name, weights=weights)
+        models = [open_served(run, name=name, weights=weights) for name, run in zip(names, runs)]
+        models += [open_served(runs[0], name=x, weights=weights, adapter=path) for x, path in adapters.items()]
+        models += [served_from(models[0], path, x) for x, path in first_states.items()]
+        for name, model in zip(names, models, strict=True):
             folder = state_dir and state_dir / name
             store = StateStore(model, memory=memory - paused, folder=folder, disk=disk, ttl=ttl)
             stack.callback(store.close)
@@ -115,6 +126,19 @@ def serve(
 
         server = Server(app, report, stop, ready=ready, trusted_proxies=trusted_proxy or ())
         server.run(sockets=[bound])
+
+
+def named(given: list[str] | None, option: str, runs: list[Path]) -> dict[str, Path]:
+    """Read NAME=PATH of an option that may be repeated. UserError for anything else, and with several folders."""
+    pairs = [x.partition("=") for x in given or ()]
+    if wrong := next((x for x, y in zip(given or (), pairs) if not (y[0] and y[2])), None):
+        raise UserError(f"{option} {wrong}: expected a name for clients and a path, as {option} french=PATH.")
+    if pairs and len(runs) > 1:
+        raise UserError(f"{option} goes with one model, and {len(runs)} folders were given; start a server for each.")
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise UserError(f"two of {option} have the same name; give each its own.")
+    return {name: Path(path) for name, _, path in pairs}
 
 
 def silent(text: str) -> None:

@@ -105,7 +105,7 @@ class LM:
 
         Raises ValueError beyond the model's last position, as all that reads tokens here does.
         """
-        ids = self.ids(text, starts=state is None)
+        ids = self.ids(text, starts=begins(state))
         loop = self._loop(state or self.state(), len(ids))
         check_length(self.opened.config, len(ids), int(loop.state.position.max()))
         with self._threads():
@@ -201,6 +201,11 @@ class LM:
             torch.set_num_threads(before)
 
 
+def begins(state: LMState | None) -> bool:
+    """Return whether no token came before: a state may be another one than nothing, and yet the first."""
+    return state is None or not bool(state.position.any())
+
+
 class Writing:
     """A text that is being written: an iterator of its pieces.
 
@@ -221,7 +226,7 @@ class Writing:
     ):
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be 0 or more; got {max_new_tokens}.")
-        opened, ids = lm.opened, lm.ids(prompt, starts=state is None)
+        opened, ids = lm.opened, lm.ids(prompt, starts=begins(state))
         before = lm.state() if state is None else state
         check_length(opened.config, len(ids), int(before.position.max()))
         seed = secrets.randbits(63) if seed is None else seed

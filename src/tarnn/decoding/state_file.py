@@ -1,6 +1,7 @@
 """A model's state in a file: read a book once, continue from it many times.
 
-The format is `data/tensor_file.py`. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next, `recent`
+The format is `data/tensor_file.py`. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next (none before the
+first one: `tarnn tune-state` writes such files), `recent`
 (the last few tokens, so that text can go on in the middle of a character), and for layer i `layers.i.S`, `.z`
 (and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata: the tokens
 seen. By checksum and fingerprint a file is what `save_state` wrote for this model, so
@@ -56,18 +57,21 @@ class SavedState(NamedTuple):
     """The contents of a state file, on the model's device."""
 
     state: ModelState
-    logits: Float[Tensor, "b v"]
+    logits: Float[Tensor, "b v"] | None
     recent: list[int]
 
 
-def save_state(path: str | Path, model: Any, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]) -> int:
+def save_state(
+    path: str | Path, model: Any, state: ModelState, logits: Float[Tensor, "b v"] | None, recent: list[int]
+) -> int:
     """Write the state, the next token's logits and the last tokens; return the file's size in bytes.
 
-    model: a `TextModel`, or what `open_step` opened.
+    model: a `TextModel`, or what `open_step` opened. logits: None before the first token.
 
     Atomic: a file that was there stays until the new one is complete. Raises UserError where it can't be written.
     """
-    tensors = state.tensors() | {"logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
+    tensors = state.tensors() | {"recent": torch.tensor(recent, dtype=torch.long)}
+    tensors |= {} if logits is None else {"logits": logits}
     seen = str(int(state.position.max()))
     return save(path, tensors, key_of(model), tokens_seen=seen)
 
@@ -80,7 +84,7 @@ def load_state(path: str | Path, model: Any, *, room: int = 0) -> SavedState:
     """
     tensors = load(path, key_of(model), writer=f"`tarnn generate --state-out {path}`").tensors
     tensors = {name: x.to(model.device) for name, x in tensors.items()}
-    logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
+    logits, recent, position = tensors.pop("logits", None), tensors.pop("recent"), tensors.pop("position")
     kinds = model.new_state(1, 0).layers
     empty = model.new_state(len(position), cache_length(tensors, kinds) + room, cache_dtype(tensors, kinds))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))

@@ -1,9 +1,10 @@
 """A model as it is served: its fused step, its tokenizer, the key of its states, and their sizes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tarnn.decoding.first_state import beginning_from
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.lm import tokenizer_in
 from tarnn.decoding.opened import Opened
@@ -52,14 +53,16 @@ class ServedModel:
         return decoder(self.tokenizer)
 
 
-def open_served(folder: str | Path, *, name: str | None = None, weights: str | None = None) -> ServedModel:
-    """Open the model in a folder for serving. weights: as `tarnn.load` takes them.
+def open_served(
+    folder: str | Path, *, name: str | None = None, weights: str | None = None, adapter: Path | None = None
+) -> ServedModel:
+    """Open the model in a folder for serving. weights, adapter: as `tarnn.load` takes them.
 
     Raises UserError for a folder that holds no model of text, or one that has no fused step, with the reason.
     """
     folder = Path(folder)
     try:
-        model = open_step(folder, weights)
+        model = open_step(folder, weights, adapter=adapter)
     except Refusal as reason:
         raise UserError(f"{folder} can't be served: {reason.__cause__}. `tarnn generate` runs it.") from reason
     if model.weights is None or not isinstance(model.step, FusedStep | Runtime):
@@ -69,6 +72,15 @@ def open_served(folder: str | Path, *, name: str | None = None, weights: str | N
     return ServedModel(
         name or folder.name, model, model.step, key, tokenizer_in(folder, model.config.vocab_size), folder
     )
+
+
+def served_from(served: ServedModel, path: Path, name: str) -> ServedModel:
+    """Return the same model under another name, whose texts begin from the state in a file. The weights are shared.
+
+    Raises UserError for a file that holds no first state of this model.
+    """
+    model = beginning_from(served.model, path)
+    return replace(served, name=name, model=model, key=served.key._replace(fingerprint=model.fingerprint))
 
 
 class Sizes(NamedTuple):

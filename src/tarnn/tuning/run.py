@@ -55,11 +55,7 @@ def tune(settings: TuneSettings, report: Log) -> Tuned:
         saved = take_folder(settings, stack)
         model = open_to_tune(folder, settings, report)
         task = make_task(settings, model, report)
-        if saved is not None and saved.get("data") not in (None, task.data_facts):
-            raise UserError(
-                f"the data are no longer those that the run in {settings.out} began with; restore them to --resume, or start "
-                "again with --overwrite."
-            )
+        refuse_other_data(settings, saved, task)
         write_settings(settings.out, {"settings": settings.as_json(), "data": task.data_facts})
         if settings.lora is not None:
             set_seed(settings.seed)
@@ -76,6 +72,15 @@ def tune(settings: TuneSettings, report: Log) -> Tuned:
         else:
             copy_tokenizer(folder, settings.out)
         return Tuned(result, last)
+
+
+def refuse_other_data(settings: TuneSettings, saved: dict[str, Any] | None, task: TuneTask) -> None:
+    """Raise UserError where a run is resumed and its data are not what they were."""
+    if saved is not None and saved.get("data") not in (None, task.data_facts):
+        raise UserError(
+            f"the data are no longer those that the run in {settings.out} began with; restore them to --resume, or start again "
+            "with --overwrite."
+        )
 
 
 def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
@@ -114,6 +119,12 @@ def make_task(settings: TuneSettings, model: Any, report: Log) -> TuneTask:
     return TuneTask(examples, held_out, settings.length, settings.pack)
 
 
+def positions_of(fields: dict[str, Any]) -> int | None:
+    """Return how many tokens a model reads, by its config.json; None: any number, or not said."""
+    most = (fields.get("text_config") or fields).get("max_position_embeddings")
+    return most if isinstance(most, int) else None
+
+
 def row_length(most: int | None, requested: int | None) -> int:
     """Return the tokens of a row: as requested, or as many as the model reads, up to LONGEST."""
     length = context_length(most, requested)
@@ -123,16 +134,13 @@ def row_length(most: int | None, requested: int | None) -> int:
 def rows_of(settings: TuneSettings, task: TuneTask, model: Any, steps: int) -> dict[str, str]:
     """Say what is to happen, by topic."""
     trained = sum(x.numel() for x in model.parameters() if x.requires_grad)
-    held = "none held out" if task.held_out is None else f"{len(task.held_out.examples):,} held out"
-    packed = f"{len(task.examples):,} {'packed rows' if settings.pack else 'rows'} of up to {settings.length:,} tokens"
     kind = f"adapters of rank {settings.lora}" if settings.lora else "all weights"
     of_model = sum(x.numel() for x in model.parameters()) - (trained if settings.lora else 0)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {
         "model": f"{settings.folder}: {of_model:,} parameters, {dtype}",
         "trained": f"{kind}: {trained:,} parameters",
-        "data": f"{len(task.examples.examples):,} examples ({held}), {task.num_tokens:,} tokens, {task.num_learned:,} of them "
-        f"learned; {packed}",
+        "data": task.summary(settings),
         "length": f"{steps:,} steps of {settings.accumulate} rows, learning rate {settings.learning_rate:g}",
         "threads": f"{torch.get_num_threads()}",
     }

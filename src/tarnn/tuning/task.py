@@ -21,7 +21,7 @@ from tarnn.tasks.text.windows import IGNORED
 from tarnn.tuning.examples import Example
 from tarnn.tuning.packing import PackedRows, bounds_of
 
-RATES = {"lora": 2e-4, "full": 1e-5}
+RATES = {"lora": 2e-4, "full": 1e-5, "state": 1e-2}
 EPOCHS = 3
 
 
@@ -82,6 +82,15 @@ class TuneTask(Trainable):
             for x in rows.examples if rows is not None else ():
                 digest.update(x.ids.tobytes() + x.learned.tobytes())
         return {"examples": len(self.examples.examples), "tokens": self.num_tokens, "sha256": digest.hexdigest()}
+
+    def summary(self, settings: TuneSettings) -> str:
+        """Describe the data."""
+        held = "none held out" if self.held_out is None else f"{len(self.held_out.examples):,} held out"
+        rows = (
+            f"{len(self.examples):,} {'packed rows' if settings.pack else 'rows'} of up to {settings.length:,} tokens"
+        )
+        tokens = f"{self.num_tokens:,} tokens, {self.num_learned:,} of them learned"
+        return f"{len(self.examples.examples):,} examples ({held}), {tokens}; {rows}"
 
     @staticmethod
     def collate(rows: Any) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tarnn.huggingface.patching.first_state import first_state
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
@@ -28,6 +29,9 @@ def delta_sequences(
     bounds = bounds_of(kwargs)
     if bounds is not None:
         inputs = tuple(end_to_end(x) for x in inputs)
+    if initial_state is None:
+        heads, widths = max(query.shape[2], value.shape[2]), (key.shape[3], value.shape[3])
+        initial_state = first_state(len(query), bounds, heads, *widths)
     state = None if initial_state is None else DeltaState(initial_state.float())
 
     def run(inputs: tuple[Tensor, ...], state: DeltaState | None) -> Any:

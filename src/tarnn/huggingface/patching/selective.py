@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from tarnn.huggingface.patching.first_state import first_state
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
@@ -62,7 +63,8 @@ def scan_sequences(
     inputs: tuple[Tensor, ...] = (hidden_states.transpose(1, 2), dt, B.transpose(1, 2), C.transpose(1, 2))
     if bounds is not None:
         inputs = tuple(end_to_end(x) for x in inputs)
-    state = None if states is None else ScanState(next(states).float())
+    h = first_state(len(dt), bounds, *A.shape) if states is None else next(states).float()
+    state = None if h is None else ScanState(h)
     y, after = _scan(inputs, A, D, state, bounds)
     y = _gated(y.transpose(1, 2).reshape(hidden_states.shape) if bounds is not None else y.transpose(1, 2), z)
     return (y, after.h) if return_last_state else y

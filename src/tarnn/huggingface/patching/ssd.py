@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from tarnn.feature_maps.elementwise import Identity
+from tarnn.huggingface.patching.first_state import first_state
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.huggingface.patching.undo import recording, remembered
@@ -41,6 +42,9 @@ def ssd_sequences(
     inputs: tuple[Tensor, ...] = (C.float(), B.float(), x * dt[..., None], dt * A.float())
     if bounds is not None:
         inputs = tuple(end_to_end(y) for y in inputs)
+    if initial_states is None:
+        S = first_state(len(x), bounds, x.shape[2], B.shape[3], x.shape[3])
+        initial_states = None if S is None else S.mT
     state = None if initial_states is None else _state(initial_states)
     o, after = _attend(tuple(y.transpose(1, 2) for y in inputs), state, bounds)
     y = _with_skip(o.transpose(1, 2).reshape(x.shape), x, D, z).contiguous()  # layers view it
