@@ -44,8 +44,10 @@ class Tuned:
     last: Path | None
 
 
-def tune(settings: TuneSettings, report: Log) -> Tuned:
+def tune(settings: TuneSettings, report: Log, show: bool = True) -> Tuned:
     """Train adapters, or all weights, of the model in `settings.folder`, and leave the best ones in `settings.out`.
+
+    report: takes lines about what is to happen. show: show progress on stderr.
 
     Raises UserError for all that the user can mend; after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
     """
@@ -64,7 +66,7 @@ def tune(settings: TuneSettings, report: Log) -> Tuned:
         set_length(args, settings, task)
         for name, value in rows_of(settings, task, model, args.max_steps).items():
             report(f"{name:>14}  {value}")
-        result = run(settings, args, task, model, True, started)
+        result = run(settings, args, task, model, show, started)
         last = None
         if settings.lora is not None:
             write_base(settings.out, folder)

@@ -22,11 +22,13 @@ from tarnn.tuning.task import TuneSettings
 from tarnn.weight_files import WEIGHTS
 
 
-def tune_state(settings: TuneSettings, path: Path, scale: float, report: Log) -> tuple[TrainResult, int]:
+def tune_state(
+    settings: TuneSettings, path: Path, scale: float, report: Log, show: bool = True
+) -> tuple[TrainResult, int]:
     """Train the states before the first token of the model in `settings.folder`, and write them to a file; return its size.
 
     settings.out: the folder of the run, for its log and checkpoints. scale: what the trained states are multiplied with.
-    Raises UserError for all that the user can mend; after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
+    report: takes lines about what is to happen. show: show progress on stderr. Raises UserError for all that the user can mend; after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
     """
     started = time.monotonic()
     check_writable(path)
@@ -45,7 +47,7 @@ def tune_state(settings: TuneSettings, path: Path, scale: float, report: Log) ->
         )
         set_seed(settings.seed)
         with fast_matmul(product_size(model, settings.length)):
-            result = run(settings, args, task, states, True, started)
+            result = run(settings, args, task, states, show, started)
         return result, write_states(path, read_states(settings.out, scale), open_step(settings.folder))
 
 
