@@ -50,7 +50,8 @@ FULL = {
     "features": 64,
     "map": "clusters",
     "stage1_steps": 60,
-    "performer_steps": 60,
+    "performer_steps": 300,
+    "performer_features": 256,
     "questions": 64,
     "data": Path,
     "minilm": Path,
@@ -67,6 +68,7 @@ QUICK = {
     "features": 16,
     "stage1_steps": 2,
     "performer_steps": 2,
+    "performer_features": 16,
     "questions": 4,
 }
 ABOUT = {
@@ -355,16 +357,28 @@ def performer(options, row) -> None:
     """Accuracy of the next byte: at once, and while it is trained on; from nothing with the same steps."""
     from transformers import LlamaForCausalLM
 
-    base, _, test = byte_model(options)
+    base, known, test = byte_model(options)
     book = read(options.data / "gutenberg_books" / "middlemarch.txt.gz")
-    fresh = LlamaForCausalLM(base.config)
-    starts = {"weights of softmax": base, "from nothing": fresh}
     row("performer, softmax itself", lambda: {"accuracy": [accuracy(base, test)], "steps": [0]})
-    for name, start in starts.items():
-        for seed in range(options.seeds):
+
+    def start(name: str, seed: int):
+        phi: Any = {"name": "favor", "num_features": options.performer_features, "seed": seed}
+        if name == "from nothing":
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(base.config)
+            set_options(model, window=1, sinks=0, feature_map=phi)
+        else:
+            model = copy.deepcopy(base)
+            phi["centre"] = name.endswith("centred")
+            convert(model, known, window=1, sinks=0, feature_map=phi, mode="features")
+        model.set_attn_implementation("tarnn_linear")
+        return model
+
+    for seed in range(options.seeds):
+        for name in ("weights of softmax", "weights of softmax, centred", "from nothing"):
             row(
                 f"performer, {name}, seed {seed}",
-                lambda start=start, seed=seed: recovery(options, copy.deepcopy(start), book, test, seed),
+                lambda name=name, seed=seed: recovery(options, start(name, seed), book, test, seed),
             )
 
 
@@ -375,19 +389,16 @@ def accuracy(model, test: Tensor) -> float:
 
 
 def recovery(options, model, book: bytes, test: Tensor, seed: int) -> Row:
-    model.set_attn_implementation("tarnn_linear")
-    phi = {"name": "favor", "num_features": options.features, "seed": seed}
-    set_options(model, window=1, sinks=0, feature_map=phi)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator, steps, found = random.Random(seed), [0], [accuracy(model.eval(), test)]
     for step in range(1, options.performer_steps + 1):
-        places = [generator.randrange(len(book) - 256) for _ in range(8)]
+        places = [generator.randrange(len(book) - 256) for _ in range(4)]
         ids = torch.tensor([list(book[i : i + 256]) for i in places])
         model.train()(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % max(1, options.performer_steps // 4) == 0:
+        if step % max(1, options.performer_steps // 6) == 0:
             steps.append(step)
             found.append(accuracy(model.eval(), test))
     return {"accuracy": found, "steps": steps}
