@@ -63,6 +63,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {  # name → (settings of the
     "softmax": ({"attention": "softmax"}, "#d55e00 -"),
     "elu + 1": ({"feature_map": "elu"}, "#e69f00 -"),
     "Performer-softmax, redrawn": ({"feature_map": "favor"}, "#0072b2 -"),
+    "Performer-softmax, redrawn every 500": ({"feature_map": "favor", "redraw_every": 500}, "#0072b2 :"),
     "Performer-softmax, drawn once": ({"feature_map": "favor", "redraw_every": 0}, "#0072b2 --"),
     "SMREG, redrawn": ({"feature_map": "smreg"}, "#56b4e9 -"),
     "Performer-ReLU": ({"feature_map": "generalized"}, "#009e73 -"),

@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measures import protein_models
 from measures.families import families
+from measures.intervals import Errors, Interval, interval
 from measures.protein_models import ATTENTION, PAPER, Data, empirical, trained
 
 from scripts.common.options import parse
@@ -74,6 +75,27 @@ def split(options) -> Data:
     return Data.of(*parts, **{"families": len(groups), "in families": sum(map(len, groups))})
 
 
+def differences(found: dict[str, Any]) -> list[list[str]]:
+    """Unknown minus known families of each model, and each model minus the first, with intervals over proteins and seeds."""
+    models = {name: seeds for name, seeds in found.items() if name != "empirical"}
+    rows = {f"{name}: OOD − Test": apart(nats(seeds, "ood"), nats(seeds, "test")) for name, seeds in models.items()}
+    first = next(iter(models))
+    for name in list(models)[1:]:
+        for part in PARTS:
+            rows[f"{name} − {first}, {part}"] = nats(models[name], part).above(nats(models[first], part))
+    shown = {name: [x / 100 for x in found] for name, found in rows.items()}
+    return [[name, f"{mean:+.3f}", f"{low:+.3f} to {high:+.3f}"] for name, (mean, low, high) in shown.items()]
+
+
+def nats(seeds: dict[str, Any], part: str) -> Errors:
+    return Errors([one[part]["nats"] for one in seeds.values()], next(iter(seeds.values()))[part]["residues"])
+
+
+def apart(one: Errors, other: Errors) -> Interval:
+    """The difference of two rates over different proteins, whose draws have nothing to do with each other."""
+    return interval(one.rate().mean - other.rate().mean, one.draws(0) - other.draws(1)[::-1])
+
+
 def report(options, facts, results: dict[str, Any]) -> str:
     tables = []
     for direction, found in results["models"].items():
@@ -88,6 +110,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
             rows.append([name, len(seeds), *ours, *paper])
         header = [f"{part} {what}" for part in ("Test", "OOD") for what in ("accuracy", "perplexity")]
         tables.append(markdown([direction, "seeds", *header, *(f"paper: {x}" for x in header)], rows))
+        tables.append(markdown(f"{direction}: nats a residue | difference | 95 %", differences(found)))
     return page(
         "Proteins of known and of unknown families, by attention",
         f"{options.layers} layers, hidden {options.hidden_size}, {options.heads} heads, {options.steps} steps of "

@@ -30,17 +30,17 @@ class Errors:
 
     def rate(self) -> Interval:
         """Edits per symbol, in per cent."""
-        return interval(self._mean(), self._draws(0))
+        return interval(self._mean(), self.draws(0))
 
     def above(self, other: "Errors") -> Interval:
         """By how many points this method errs more than another."""
-        return interval(self._mean() - other._mean(), self._draws(0) - other._draws(1))
+        return interval(self._mean() - other._mean(), self.draws(0) - other.draws(1))
 
     def _mean(self) -> float:
         return float(100 * self.edits.sum(1).mean() / self.symbols.sum())
 
-    def _draws(self, stream: int) -> np.ndarray:
-        """The rate in each draw. stream: methods draw their seeds apart, and the utterances together."""
+    def draws(self, stream: int) -> np.ndarray:
+        """The rate in each draw, (draws,). stream: methods draw their seeds apart, and the utterances together."""
         seeds, utterances = self.edits.shape
         weights = np.random.default_rng(0).multinomial(utterances, np.full(utterances, 1 / utterances), DRAWS)
         chosen = np.random.default_rng([1, stream]).multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS) / seeds

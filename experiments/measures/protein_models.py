@@ -141,7 +141,7 @@ def trained(direction: str, name: str, data: Data, options, seed: int = 0) -> di
         options.steps,
         every=options.every,
         learning_rate=options.learning_rate,
-        measure=lambda model: evaluate(direction, model, data.test[:50], options.context),
+        measure=lambda model: shares(evaluate(direction, model, data.test[:50], options.context)),
     )
     model.save_pretrained(folder / "model")  # for `tarnn show`
     TOKENS.save_pretrained(folder / "model")
@@ -154,6 +154,10 @@ def trained(direction: str, name: str, data: Data, options, seed: int = 0) -> di
         "parameters": sum(x.numel() for x in model.parameters()),
         "curve": done.curve,
     }
+
+
+def shares(found: dict[str, Any]) -> dict[str, float]:
+    return {name: found[name] for name in ("accuracy", "perplexity")}
 
 
 def mean_loss(direction: str, model, data: Data, options, batch: int) -> Tensor:
@@ -188,9 +192,12 @@ def logits_of(model, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(direction: str, model, rows: list[np.ndarray], context: int, batch_size: int = 8) -> dict[str, float]:
-    """Accuracy in per cent and perplexity of the first `context` residues of each sequence, each read by itself."""
-    nats, right, number = 0.0, 0, 0
+def evaluate(direction: str, model, rows: list[np.ndarray], context: int, batch_size: int = 8) -> dict[str, Any]:
+    """Accuracy in per cent and perplexity of the first `context` residues of each sequence, each read by itself.
+
+    nats and residues: of each sequence, the shortest first.
+    """
+    nats, right, numbers = list[float](), 0, list[int]()
     rows = sorted((row[:context] for row in rows), key=len)
     for start in range(0, len(rows), batch_size):
         some = rows[start : start + batch_size]
@@ -205,9 +212,10 @@ def evaluate(direction: str, model, rows: list[np.ndarray], context: int, batch_
             inputs, real_targets = targets.masked_fill(hidden, TOKENS.mask_token_id), real & hidden
         else:
             real_targets = real
-        logits = logits_of(model, inputs, real.long())[real_targets]
-        targets = targets[real_targets]
-        nats += float(cross_entropy(logits, targets, reduction="sum"))
-        right += int((logits.argmax(-1) == targets).sum())
-        number += len(targets)
-    return {"accuracy": 100 * right / number, "perplexity": math.exp(nats / number)}
+        logits = logits_of(model, inputs, real.long())
+        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        nats += (loss * real_targets).sum(1).tolist()
+        numbers += real_targets.sum(1).tolist()
+        right += int(((logits.argmax(-1) == targets) & real_targets).sum())
+    shares = {"accuracy": 100 * right / sum(numbers), "perplexity": math.exp(sum(nats) / sum(numbers))}
+    return {**shares, "nats": [round(x, 2) for x in nats], "residues": numbers}
