@@ -21,6 +21,7 @@ output, squared, SMREG by 0.55, centred and balanced FAVOR++ by 0.63; for storie
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +33,17 @@ from measures.softmax_error import attend
 from measures.trained import Layer, Stories, encoder_layers
 
 from scripts.common.options import parse
-from scripts.common.plots import BLUE, GREEN, GREY, RED, SKY, label, panels
+from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, RED, SKY, label, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.feature_maps import (
+    DataAwareRandomFeatures,
     FeatureMap,
     OptimalRandomFeatures,
     PositiveRandomFeatures,
     RegularizedRandomFeatures,
     Reparametrized,
+    SderfFeatures,
     TrigonometricRandomFeatures,
 )
 from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
@@ -83,6 +86,12 @@ METHODS: dict[str, tuple[Make, str]] = {  # name → (the map for d, m, heads, s
         lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g, centre=False),
         f"{RED} --",
     ),
+    "SDERF": (lambda d, m, g, s: SderfFeatures(d, m, num_heads=g, seed=s), f"{ORANGE} --"),
+    "DARKFormer": (lambda d, m, g, s: DataAwareRandomFeatures(d, m, num_heads=g, seed=s), f"{ORANGE} -"),
+    "DARKFormer, centred, balanced": (
+        lambda d, m, g, s: Reparametrized(DataAwareRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g),
+        f"{ORANGE} :",
+    ),
     "FAVOR++, centred, balanced": (
         lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g),
         f"{GREEN} -",
@@ -101,7 +110,8 @@ class Problem(NamedTuple):
 
 
 def main() -> int:
-    options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
+    lists = {"methods": list(METHODS)}
+    options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=ABOUT)
     return run(options, measure, report=report, figure=figure)
 
 
@@ -111,7 +121,7 @@ def measure(options, results: dict[str, dict[str, dict[int, list[float]]]], keep
         raise Unmeasured("--encoder and --texts go together.")
     for problem in problems(options):
         print(f"{problem.name} …", flush=True)
-        results[problem.name] = errors_of(problem, options.draws, options.features)
+        results[problem.name] = errors_of(problem, options)
         keep()
 
 
@@ -143,11 +153,15 @@ def spreads_of(layers: list[Layer], mask: Tensor | None) -> list[tuple[Spread, S
     """A layer's queries' and keys', a key head, over all rows."""
     heads = layers[0].k.shape[1]
     return [
-        (spread_of(x.q, heads, mask=mask).over_batch(), spread_of(x.k, heads, mask=mask).over_batch()) for x in layers
+        (
+            spread_of(x.q, heads, mask=mask, full=True).over_batch(),
+            spread_of(x.k, heads, mask=mask, full=True).over_batch(),
+        )
+        for x in layers
     ]
 
 
-def errors_of(problem: Problem, draws: int, features: Iterable[int]) -> dict[str, dict[int, list[float]]]:
+def errors_of(problem: Problem, options: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
     """Method → number of features → an error a draw, over all layers, rows and heads."""
     exact = [
         masked(softmax_attention(*x, causal=problem.causal, key_mask=problem.mask), problem.mask)
@@ -155,12 +169,13 @@ def errors_of(problem: Problem, draws: int, features: Iterable[int]) -> dict[str
     ]
     heads, head_dim = problem.layers[0].k.shape[1], problem.layers[0].q.shape[-1]
     found: dict[str, dict[int, list[float]]] = {}
-    for name, (make, _) in METHODS.items():
-        for m in features:
-            errors = [
-                error_of(problem, exact, lambda i, m=m, draw=draw, make=make: make(head_dim, m, heads, 1000 * draw + i))
-                for draw in range(draws)
-            ]
+    for name in options.methods:
+        for m in options.features:
+
+            def make(i: int, draw: int, m=m, name=name) -> FeatureMap:
+                return METHODS[name][0](head_dim, m, heads, 1000 * draw + i)
+
+            errors = [error_of(problem, exact, partial(make, draw=draw)) for draw in range(options.draws)]
             found.setdefault(name, {})[m] = errors
     return found
 

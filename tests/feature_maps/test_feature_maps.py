@@ -35,6 +35,8 @@ MAPS = {
     "optimal": feature_maps.OptimalRandomFeatures(num_features=11, **SEED),
     "optimal with heads": feature_maps.OptimalRandomFeatures(num_features=11, num_heads=2, **SEED),
     "sderf": feature_maps.SderfFeatures(num_features=11, **SEED),
+    "data-aware": feature_maps.DataAwareRandomFeatures(num_features=11, **SEED),
+    "data-aware with heads": feature_maps.DataAwareRandomFeatures(num_features=11, num_heads=2, **SEED),
     "sderf with heads": feature_maps.SderfFeatures(num_features=11, num_heads=2, **SEED),
     "reparametrized": feature_maps.Reparametrized(feature_maps.PositiveRandomFeatures(num_features=11, **SEED)),
     "reparametrized with heads": feature_maps.Reparametrized(

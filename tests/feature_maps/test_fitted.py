@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from tarnn.feature_maps import OptimalRandomFeatures, PositiveRandomFeatures, Reparametrized, SderfFeatures
+from tarnn.feature_maps import (
+    DataAwareRandomFeatures,
+    OptimalRandomFeatures,
+    PositiveRandomFeatures,
+    Reparametrized,
+    SderfFeatures,
+)
 from tarnn.feature_maps.optimal import optimal_a
 from tarnn.feature_maps.statistics import spread_of
 from tarnn.ops import linear_attention
@@ -11,6 +17,7 @@ from tarnn.ops import linear_attention
 D = 5
 MAKE = {
     "optimal": lambda: OptimalRandomFeatures(D, 12, seed=0, fit="call"),
+    "data-aware": lambda: DataAwareRandomFeatures(D, 12, seed=0, fit="call"),
     "sderf": lambda: SderfFeatures(D, 12, seed=0, fit="call"),
     "centred, balanced": lambda: Reparametrized(PositiveRandomFeatures(D, 12, seed=0), fit="call"),
     "saderf": lambda: Reparametrized(OptimalRandomFeatures(D, 12, seed=0, fit="call"), centre=False, fit="call"),
@@ -147,7 +154,7 @@ def test_padded_is_cut(name):
     assert torch.allclose(padded[:, :, :7], linear_attention(q, k, v, phi.fitted(q, k), causal=False))
 
 
-@pytest.mark.parametrize("name", [n for n in MAKE if "sderf" not in n])
+@pytest.mark.parametrize("name", [n for n, make in MAKE.items() if not make().full_spread])
 def test_packed_is_the_loop(name):
     q, k, v = (x[:1] for x in data())
     cuts = [0, 4, 4, 5, 11]

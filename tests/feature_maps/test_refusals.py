@@ -44,6 +44,7 @@ REFUSALS = {
         lambda: maps.OptimalRandomFeatures(5, num_heads=3).queries(ONES),
         r"3 heads needs.*got \(1, 2, 3, 5\)",
     ),
+    "least": (lambda: maps.DataAwareRandomFeatures(4, least=0), "0 < least ≤ 1; got 0"),
     "covariances": (lambda: maps.SderfFeatures(5).fitted(ONES, ONES, cu_seqlens=CUTS), "packed sequences are not kept"),
     "moved": (lambda: maps.Reparametrized(nn.Identity()), "map of softmax's kernel.*got Identity"),
     "moved otherwise": (

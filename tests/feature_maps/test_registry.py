@@ -48,6 +48,7 @@ def test_centring_is_an_option_of_maps_of_softmax_only():
     assert isinstance(made, feature_maps.Reparametrized)
     assert (made.centre, made.balance, made.num_heads, made.feature_map.num_draws) == (True, False, 3, 10)
     assert {name for name in names() if "centre" in options_of(name)} == {
+        "dark",
         "favor",
         "hyperbolic",
         "smreg",

@@ -87,6 +87,7 @@ MAPS = {
     "oprf": {"num_features": 40},
     "saderf": {"num_features": 16},
     "sderf": {"num_features": 16},
+    "dark": {"num_features": 16},
     "trigonometric": {"num_features": 20},
     "gaussian": {"num_features": 20},
     "dpfp": {"nu": 2},

@@ -221,7 +221,7 @@ def calibrate(
                 f"{layer.feature_map.num_features(d):,} clusters need as many queries or more, and these texts have "
                 f"{sampled * (h // g):,} per head; take fewer features, or more texts."
             )
-    full = options["name"] == "sderf"
+    full = any(isinstance(x.feature_map, FittedMap) and x.feature_map.full_spread for x in layers.values())
     with capturing(model, lambda i, inputs: layers[i].add_spread(inputs, full=full)):
         for row in rows:
             run_model(model, row)

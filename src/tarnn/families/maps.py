@@ -111,6 +111,7 @@ NUMBERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     maps.RegularizedRandomFeatures: _exponential,
     maps.OptimalRandomFeatures: _exponential,
     maps.SderfFeatures: _exponential,
+    maps.DataAwareRandomFeatures: _exponential,
     maps.GaussianRandomFeatures: lambda phi, d: _waves(phi, 1 / phi.sigma, 0.0),
     maps.TrigonometricRandomFeatures: lambda phi, d: _waves(phi, phi.scale**0.5, -0.5 * phi.scale),
     maps.GeneralizedFeatures: _generalized,

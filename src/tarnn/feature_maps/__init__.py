@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tarnn.feature_maps.by_name import as_feature_map as as_feature_map, make as make, options_of as options_of
     from tarnn.feature_maps.clusters import QueryClusters as QueryClusters
     from tarnn.feature_maps.cosformer import CosFormer as CosFormer
+    from tarnn.feature_maps.dark import DataAwareRandomFeatures as DataAwareRandomFeatures
     from tarnn.feature_maps.dpfp import Dpfp as Dpfp
     from tarnn.feature_maps.draws import RandomFeatureMap as RandomFeatureMap
     from tarnn.feature_maps.elementwise import (
