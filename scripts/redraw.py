@@ -45,9 +45,10 @@ def redraw(path: Path) -> Path:
 
 
 def drawn() -> list[Path]:
-    """Return all results that have a picture which can be drawn from them."""
+    """Return all results that have a picture which can be drawn from them, by a script that is still there."""
     found = [x for folder in ("benchmarks", "experiments") for x in sorted((ROOT / folder / "results").glob("*.png"))]
-    return [x.with_suffix(".json") for x in found if x.stem not in WITHOUT]
+    paths = [x.with_suffix(".json") for x in found if x.stem not in WITHOUT]
+    return [x for x in paths if (x.parents[1] / f"{script_of(json.loads(x.read_text()))}.py").exists()]
 
 
 def main() -> int:

@@ -90,13 +90,6 @@ def recordings(tmp_path):
 
 
 @pytest.fixture
-def dictionary(tmp_path):
-    words = [f"{a}{b}{c} {a} {c}" for a in "AB" for b in "CDE" for c in "FG"]
-    (tmp_path / "an4.dic").write_text("\n".join(words) + "\nAC(2) A\n")
-    return tmp_path
-
-
-@pytest.fixture
 def citations(tmp_path):
     """A file like Cora's: 12 papers in a ring."""
     nodes = np.arange(12)

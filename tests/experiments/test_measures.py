@@ -8,7 +8,6 @@ import long_classification
 import numpy as np
 import proteins
 import pytest
-import recall_model
 import time_memory
 import torch
 from measures.choosing_page import DEFAULT, best_rate, leaders
@@ -78,13 +77,6 @@ def test_values_of_expressions():
     for _ in range(100):
         tokens, value = long_classification.expression(source, 10_000)
         assert value_of(tokens) == value
-
-
-def test_what_is_asked_for_stood_there_before():
-    for kind in ("pair", "needle"):
-        for ids, asked in zip(*recall_model.question(kind, 5, 64, 20)):
-            for place in asked.nonzero().flatten().tolist():
-                assert torch.equal(ids[place - 1 : place + 1], ids[place - 21 : place - 19])
 
 
 def test_families_are_held_out_and_hidden_residues_are_guessed(sequences, monkeypatch):

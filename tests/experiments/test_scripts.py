@@ -1,19 +1,13 @@
 """Each experiment runs through at a tiny size, and leaves its results; one that trains goes on where it stopped."""
 
-import math
 import re
 import zipfile
 
-import byte_model
 import copy_task
-import fewer_bits
 import pytest
-import recall_model
-import torch
 from measures.choosing_page import DEFAULT
 from support.scripts import runnable
 
-import tarnn
 from tarnn.cli.main import main as command
 
 FEATURES = ["--length", 40, "--head-dim", 4, "--draws", 3, "--features", 4, 64, "--sigma", 0.5]
@@ -48,17 +42,14 @@ OPTIONS = {
     "long_classification": (["--quick"], "--data", "reviews"),
     "long_proteins": (["--quick", "--only", "softmax", "elu + 1"], "--data", "sequences"),
     "long_softmax": (LANGUAGE, "--books", "books"),
-    "mixed_precision": (["--quick", "--seeds", 0], "--books", "books"),
-    "pretrained_cost": (["--quick"], None, None),
     "protein_families": (["--quick", "--only", "softmax"], "--data", "sequences"),
     "proteins": (PROTEINS, "--data", "sequences"),
     "reviews": (["--quick", "--only", "linear"], "--data", "reviews"),
-    "seq2seq": (["--quick"], "--data", "dictionary"),
     "speech": (SPEECH, "--data", "recordings"),
     "time_memory": (TIME, None, None),
 }
-OTHERS = {"amino_acids", "beyond_calibration", "byte_model", "fewer_bits", "pretrained", "recall_model"}  # see below
-FIXED = {"approximation_error", "estimate_size", "graph_nodes", "image_speed", "pretrained_cost", "time_memory"}
+OTHERS = {"amino_acids", "byte_model", "pretrained"}  # see below
+FIXED = {"approximation_error", "estimate_size", "graph_nodes", "image_speed", "time_memory"}
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of random configs
 
 
@@ -136,49 +127,11 @@ def test_amino_acids_by_attention(script, data_of, sequences, data, tmp_path):
     assert data_of("amino_acids")["results"]["BLOSUM62"]["closest"][:3] == ["FY", "IV", "DE"]
 
 
-def test_fewer_bits_are_measured_on_the_model_itself(script, data_of, books, tmp_path):
-    theirs = byte_model.model_of(64, 2, 32, 256).eval()
-    theirs.save_pretrained(tmp_path / "model")
-    for name in byte_model.HELD_OUT:
-        (books / f"{name}.txt.gz").write_bytes((books / "one.txt.gz").read_bytes())
-    assert script("fewer_bits", "--quick", "--model", tmp_path / "model", "--books", books).code == 0
-    found = data_of("fewer_bits")["results"]
-    sizes = [found[name]["bytes"] for name in ("int4", "int8", "bfloat16", "float32")]
-    assert sizes == sorted(set(sizes))
-    ids = fewer_bits.held_out(tarnn.load(tmp_path / "model"), books, 2, 16)[0]
-    with torch.no_grad():
-        nats = sum(theirs(input_ids=x[None], labels=x[None]).loss.item() for x in ids) / len(ids)
-    assert found["float32"]["bits"]["float32"] == pytest.approx(nats / math.log(2), rel=1e-5)
-
-
-def test_a_head_in_fewer_bits_is_what_its_name_says():
-    head = torch.randn(5, 64)
-    assert fewer_bits.rounded(head, "float32", None).equal(head)
-    rows, groups = (fewer_bits.rounded(head, "int8", size) for size in (0, 32))
-    assert ((rows - head).abs() <= head.abs().amax(-1, keepdim=True) / 254 * (1 + 1e-5)).all()
-    assert (groups - head).norm() < (rows - head).norm()
-    x = torch.randn(3, 64)
-    assert ((fewer_bits.as_bytes(x) - x).abs() <= (x.amax(-1) - x.amin(-1))[:, None] / 510 * (1 + 1e-4)).all()
-
-
 def test_converted_models_have_their_controls(script, data, data_of, tmp_path):
     options = ["--quick", "--parts", "stories", "--data", data("stories260k").parent]
     assert script("pretrained", *options).code == 0
     rows = {name.removeprefix("stories, ") for name in data_of("pretrained")["results"]}
     assert rows == {"softmax", "far off", "equal bytes", "features, seed 0", "after stage 1"}
-    recall_model.model_of(64, 1, 64).save_pretrained(tmp_path / "model")
-    options = ["--quick", "--parts", "recall", "--recall", tmp_path / "model", "--stage1-steps", 0, *options[3:]]
-    assert script("pretrained", *options).code == 0
-    rows = {name.removeprefix("recall, ") for name in data_of("pretrained")["results"]}
-    assert {"softmax", "equal bytes of both", "slots alone", "features and slots, seed 0"} <= rows
-
-
-def test_beyond_its_calibration_features_are_window_and_sinks(script, data, data_of):
-    assert script("beyond_calibration", "--quick", "--data", data("stories260k").parent).code == 0
-    found = data_of("beyond_calibration")["results"]
-    ended, endless = (found[f"64, features in all heads{x}"] for x in ("", ", without an end"))
-    assert ended["0× … 1×"] == endless["0× … 1×"]
-    assert ended["1× … 2×"] != endless["1× … 2×"]
 
 
 def test_a_run_of_speech_transcribes_as_a_stream_and_as_a_whole(script, recordings, tmp_path, capsys):
