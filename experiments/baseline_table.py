@@ -99,7 +99,7 @@ ABOUT = {
     "patience": "seconds that forward and backward may take",
     "room": "GiB that they may hold",
     "looks": "how often a run is measured",
-    "data": "the folder of the reviews: see long_classification.py",
+    "data": "the folder of the reviews, train.tsv.gz and test.tsv.gz",
     "runs": "where what was measured is kept",
 }
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from byte_model import HELD_OUT, read
-from measures.trained import stories_model
+from measures.trained import own_stories, stories_model
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
@@ -265,26 +265,11 @@ def losses(found: Tensor, softmax: Tensor, window: int) -> Row:
     }
 
 
-def own_stories(options) -> tuple[Any, Tensor, Tensor]:
-    """stories260K, and stories that it has written: to calibrate with, and to measure."""
-    base = stories_model(options.data / "stories260k" / "stories260K.bin")
-    number = options.calibrate + options.rows
-    length = 128 if options.quick else 512
-    path = options.out / f"stories_{number}_{length}.pt"
-    if not path.exists():
-        torch.manual_seed(0)
-        start = torch.ones(number, 1, dtype=torch.long)
-        ids = base.generate(
-            start, do_sample=True, top_k=0, max_new_tokens=length - 1, eos_token_id=None, pad_token_id=0
-        )
-        options.out.mkdir(parents=True, exist_ok=True)
-        torch.save(ids, path)
-    ids = torch.load(path)
-    return base, ids[: options.calibrate], ids[options.calibrate :]
-
-
 def stories(options, row) -> None:
-    decoder(options, row, "stories", *own_stories(options))
+    """On what stories260K has written itself: some to calibrate with, others to measure."""
+    base = stories_model(options.data / "stories260k" / "stories260K.bin")
+    ids = own_stories(base, options.calibrate + options.rows, 128 if options.quick else 512)
+    decoder(options, row, "stories", base, ids[: options.calibrate], ids[options.calibrate :])
 
 
 def novels(options, row) -> None:

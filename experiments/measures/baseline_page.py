@@ -34,7 +34,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
         parts += [f"After {options.minutes_most:g} minutes, {text}:", tables["long"]]
     return page(
         "Linear attention against its baselines",
-        "![time and memory of seven attentions, by tokens](baseline_table.png)",
+        "![time and memory of seven attentions, by tokens](baseline_table.png)" if costs else "",
         *parts,
     )
 

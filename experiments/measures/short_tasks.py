@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import copy_task
-import long_classification
 import torch
 from torch import Tensor, nn
 
+from measures import long_range
 from scripts.common.image_bits import bits_per_dim
 from tarnn.data.examples import PaddedRows
 from tarnn.huggingface.image_config import TarnnImageConfig
@@ -66,20 +66,15 @@ def copying(options: argparse.Namespace) -> Task:
 
 def listops(options: argparse.Namespace) -> Task:
     """The value of an expression such as [MAX 4 [MED 1 5 9 ] 2 ]."""
-    return classification(long_classification.listops(with_steps(options)), options.list_lengths[1])
+    return classification(long_range.listops(options), options.list_lengths[1], options.batch_size)
 
 
 def reviews(options: argparse.Namespace) -> Task:
     """Whether a review is a good one, from its first bytes."""
-    return classification(long_classification.text(with_steps(options)), options.text_length)
+    return classification(long_range.text(options), options.text_length, options.text_batch)
 
 
-def with_steps(options: argparse.Namespace) -> argparse.Namespace:
-    """Options with the numbers of steps that those tasks also have, and that nobody here counts."""
-    return argparse.Namespace(**vars(options), steps=0, text_steps=0)
-
-
-def classification(data: long_classification.Task, length: int) -> Task:
+def classification(data: long_range.Rows, length: int, batch_size: int) -> Task:
     train, test = (PaddedRows(x, {"input_ids": data.num_ids - 1}) for x in (data.train, data.test))
 
     def build(keys: Keys) -> nn.Module:
@@ -89,14 +84,14 @@ def classification(data: long_classification.Task, length: int) -> Task:
         return TarnnForSequenceClassification(config)
 
     def loss(model: nn.Module, seed: int, step: int) -> Tensor:
-        rows = torch.randint(len(train), (data.batch_size,), generator=draw_for(seed, step))
+        rows = torch.randint(len(train), (batch_size,), generator=draw_for(seed, step))
         return model(**train.__getitems__(rows.tolist())).loss
 
-    guess = long_classification.guess(data)["accuracy"]
+    guess = long_range.guess(data)
     return Task(
         build,
         loss,
-        lambda model: long_classification.accuracy(model, test),
+        lambda model: long_range.accuracy(model, test),
         "right, %",
         guess,
         margin(guess / 100, len(test)),

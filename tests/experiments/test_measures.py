@@ -4,54 +4,38 @@ import random
 import struct
 
 import detector
-import long_classification
 import numpy as np
 import proteins
 import pytest
 import time_memory
 import torch
+from measures import long_range
 from measures.choosing_page import DEFAULT, best_rate, leaders
 from measures.choosing_tasks import IGNORED as NOT_ASKED, SYMBOLS, pairs
 from measures.families import families
 from measures.intervals import Errors
 from measures.protein_models import IGNORED, TOKENS, task
 from measures.residues import agreement, attention_to_residues, closest, read_matrix
-from measures.softmax_error import softmax_error
-from measures.trained import Stories
+from measures.trained import stories_model
 
 from tarnn.analysis.attention_maps import attention_maps
 from tarnn.data.proteins import AMINO_ACIDS
 from tarnn.errors import UserError
-from tarnn.feature_maps import Elu, PositiveRandomFeatures, Taylor
 from tarnn.models import TarnnConfig, TarnnForMaskedLM
-from tarnn.ops import linear_attention, softmax_attention
-from tarnn.ops.softmax import definition as softmax_definition
-
-
-def test_the_error_of_features_is_relative_to_softmax():
-    q, k, v = (torch.randn(2, heads, 9, 6) for heads in (4, 2, 2))
-    mask = torch.arange(9) < torch.tensor([[9], [5]])
-    for phi, scale in ((PositiveRandomFeatures(6, 64, seed=0), 6**-0.5), (Taylor(0.3), 0.3)):
-        error = softmax_error(q, k, v, phi, causal=False, key_mask=mask)
-        exact = softmax_definition.softmax(q, k, v, causal=False, scale=scale, key_mask=mask)
-        o = linear_attention(q, k, v, phi, causal=False, key_mask=mask)
-        assert error.shape == (2, 4)
-        assert torch.allclose(error[1, 2], (o - exact)[1, 2].norm() / exact[1, 2].norm(), rtol=1e-4)
-    with pytest.raises(ValueError, match="Elu does not stand for softmax's kernel"):
-        softmax_error(q, k, v, Elu(), causal=True)
+from tarnn.ops import softmax_attention
 
 
 def test_the_trained_model_tells_its_story(data):
     """Greedily, word for word what llama2.c's documentation has."""
     folder = data("stories260k")
-    model, raw, at, words = Stories(folder / "stories260K.bin"), (folder / "tok512.bin").read_bytes(), 4, []
+    model, raw, at, words = stories_model(folder / "stories260K.bin"), (folder / "tok512.bin").read_bytes(), 4, []
     for _ in range(512):
         _, size = struct.unpack("<fi", raw[at : at + 8])
         words.append(raw[at + 8 : at + 8 + size])
         at += 8 + size
     ids = torch.ones(1, 1, dtype=torch.long)
     for _ in range(25):
-        ids = torch.cat([ids, model(ids)[0][:, -1:].argmax(-1)], dim=1)
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
     text = b"".join(words[i] for i in ids[0, 1:].tolist()).decode()
     assert text.strip().startswith("Once upon a time, there was a little girl named Lily.")
 
@@ -75,7 +59,7 @@ def value_of(tokens):
 def test_values_of_expressions():
     source = random.Random(1)
     for _ in range(100):
-        tokens, value = long_classification.expression(source, 10_000)
+        tokens, value = long_range.expression(source, 10_000)
         assert value_of(tokens) == value
 
 

@@ -35,11 +35,9 @@ OPTIONS = {
     "choosing": ([*CHOOSING, "--kinds", "gated delta", DEFAULT], "--books", "books"),
     "copy_task": ([*COPY, "--heads", 4], None, None),
     "detector": (["--quick"], "--data", "objects"),
-    "estimate_size": (["--draws", 1, "--length", 20], None, None),
     "graph_nodes": (["--quick"], "--data", "citations"),
     "image_bits": (["--quick", "--test-images", 5, "--batch-size", 2], "--mnist", "mnist"),
     "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
-    "long_classification": (["--quick"], "--data", "reviews"),
     "long_proteins": (["--quick", "--only", "softmax", "elu + 1"], "--data", "sequences"),
     "long_softmax": (LANGUAGE, "--books", "books"),
     "protein_families": (["--quick", "--only", "softmax"], "--data", "sequences"),
@@ -49,7 +47,7 @@ OPTIONS = {
     "time_memory": (TIME, None, None),
 }
 OTHERS = {"amino_acids", "byte_model", "pretrained"}  # see below
-FIXED = {"approximation_error", "estimate_size", "graph_nodes", "image_speed", "time_memory"}
+FIXED = {"approximation_error", "graph_nodes", "image_speed", "time_memory"}
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of random configs
 
 
