@@ -22,7 +22,7 @@ class LshAttention(Baseline):
     the union. About two buckets per chunk; a bucket is a pair of hashes, so that hashing costs O(t·√(t/chunk)).
 
     Rotations are drawn anew in each training step. Causal: no query sees a later key. But which earlier ones it sees depends on
-    where the borders of chunks fall, and so on later tokens' buckets: as published, it is not causal to the bit.
+    where the borders of chunks fall, and so on later tokens' buckets: as published, it is not causal.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class RoutingAttention(Baseline):
     average in training. With clusters ≈ √t the cost is O(t√t).
 
     Causal: keys are the queries themselves, and none later is seen. But which tokens a cluster takes depends on all of the row:
-    as published, it is not causal to the bit. k_proj of the routed heads is then unused.
+    as published, it is not causal. k_proj of the routed heads is then unused.
     """
 
     centres: Tensor

@@ -13,6 +13,7 @@ class Row(NamedTuple):
     of_length: Callable[[int], dict[str, Any]] = lambda length: {}  # options of it, for sequences up to that length
     more: dict[str, Any] = {}  # noqa: RUF012  other keys
     style: str = GREY
+    leaks: bool = False  # as a decoder: which earlier keys a query sees depends on later tokens, so it is not causal
 
     def keys(self, length: int) -> dict[str, Any]:
         """Of the config of a model. Decays and positions belong to none of the papers' attentions: none, and sinusoidal."""
@@ -32,12 +33,12 @@ ROWS = {
     "Performer": Row("linear", more={"feature_map": "favor"}, style=SKY),
     "gated delta": Row("gated_delta", "back", more={"decay": "token"}, style=GREEN),
     "window + sinks": Row("baselines.window", style=ORANGE),
-    "Reformer LSH": Row("baselines.lsh", style=f"{RED} --"),
+    "Reformer LSH": Row("baselines.lsh", style=f"{RED} --", leaks=True),
     "Sparse, strided": Row("baselines.sparse_strided", style=f"{BLUE} --"),
     "Sparse, fixed": Row("baselines.sparse_fixed", style=f"{BLUE} :"),
     "Longformer": Row("baselines.longformer", style=f"{SKY} --"),
     "BigBird": Row("baselines.bigbird", "both", style=f"{SKY} :"),
-    "Routing": Row("baselines.routing", style=f"{GREEN} --"),
+    "Routing": Row("baselines.routing", style=f"{GREEN} --", leaks=True),
     "clustered": Row("baselines.clustered", "both", style=f"{GREEN} :"),
     "improved clustered": Row("baselines.improved_clustered", "both", style=f"{GREEN} -."),
     "Transformer-XL": Row("baselines.transformer_xl", "back", style=f"{ORANGE} --"),

@@ -8,6 +8,10 @@ from scripts.common.clock import Timing
 from scripts.common.plots import INK, label, line, panels
 from scripts.common.tables import MIB, markdown, mebibytes, milliseconds, page, source
 
+LEAKS = (
+    "Not causal: which earlier keys a query sees depends on later tokens, which move single earlier outputs by half to all of "
+    "their size."
+)
 SIDES = {"back": "a decoder's layer", "both": "an encoder's layer"}
 
 
@@ -17,7 +21,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
     if costs:
         text = (
             f"Forward and backward of one layer with its projections, {options.cost_hidden} wide, {options.cost_heads} heads, "
-            "one sequence, float32. *: of one call."
+            f"one sequence, float32. *: of one call. {LEAKS}"
         )
         parts += ["## What each costs", text, *costs]
     tables = {part: learned_table(part, results["quality"]) for part in ("short", "long")}
@@ -46,8 +50,18 @@ def cost_table(side: str, rows: dict[str, dict[str, Timing]]) -> tuple[list[str]
     for row in ROWS:
         if known := rows.get(row):
             times = [known.get(str(n)) for n in lengths]
-            lines.append([row, *map(milliseconds, times), *(x and mebibytes(x.peak_bytes, 1) for x in times)])
+            lines.append(
+                [
+                    called(row, side == "back"),
+                    *map(milliseconds, times),
+                    *(x and mebibytes(x.peak_bytes, 1) for x in times),
+                ]
+            )
     return header, lines
+
+
+def called(row: str, causal: bool) -> str:
+    return f"{row} (not causal)" if causal and ROWS[row].leaks else row
 
 
 def named(length: int) -> str:
@@ -62,7 +76,10 @@ def learned_table(part: str, quality: dict[str, Any]) -> str:
     header = ["attention", *(f"{name}: {found['unit']}" for name, found in tasks.items())]
     guess = ["guessing", *(f"{found['guess']:.{digits(found)}f}" for found in tasks.values())]
     cells = {row: [shown(found, part, row) for found in tasks.values()] for row in ROWS}
-    return markdown(header, [guess, *([row, *x] for row, x in cells.items() if any(x))])
+    return markdown(
+        header,
+        [guess, *([called(row, any(t["causal"] for t in tasks.values())), *x] for row, x in cells.items() if any(x))],
+    )
 
 
 def scores(found: dict[str, Any], part: str, row: str) -> list[float]:

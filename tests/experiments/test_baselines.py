@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from measures.attentions import ROWS as TABLE
 from support.baselines import CAUSAL, ROWS, build, inputs, mixed
 from support.cost import costs
 
@@ -78,6 +79,17 @@ def test_no_later_value_reaches_the_past(name):
     o, changed = (mixed(layer, x, q, k, y) for y in (v, later))
     assert torch.equal(o[:, :, :t], changed[:, :, :t])
     assert not torch.equal(o[:, :, t:], changed[:, :, t:])
+
+
+@pytest.mark.parametrize("name", [name for name, row in CAUSAL.items() if not row.to_the_bit])
+def test_later_tokens_move_some_earlier_outputs_by_half_of_their_size(name):
+    """So the pages call these not causal."""
+    layer, x, t = build(CAUSAL[name], causal=True), inputs(2, 64, 14), 48
+    y, y2 = (layer(torch.cat([x[:, :t], later], dim=1))[:, :t] for later in (x[:, t:], inputs(2, 16, 14, seed=2)))
+    moved = (y2 - y).norm(dim=-1) / y.norm(dim=-1).clamp(min=1e-9)
+    assert moved.amax() > 0.5
+    called = {row.attention for row in TABLE.values() if row.leaks}
+    assert called == {row.name for row in CAUSAL.values() if not row.to_the_bit}
 
 
 def test_gradients_are_right_and_every_parameter_has_one(layer):

@@ -149,5 +149,6 @@ def test_every_method_copies_with_a_rate_that_falls_to_zero(script, data_of, tmp
     assert script("copy_task", *options, "--methods", *copy_task.METHODS).code == 0
     curves = data_of("copy_task")["results"]
     assert list(curves) == list(copy_task.METHODS)
-    assert len({curve["loss"][-1] for curve in curves.values()}) == len(curves)  # each is another function
+    others = [curve["loss"][-1] for name, curve in curves.items() if name != "window + sinks"]
+    assert len(set(others)) == len(others)  # each is another function; a window over all that there is, is softmax
     assert script("copy_task", *options, "--methods", "linear", "--updates", 6).code == 1  # of another cosine
