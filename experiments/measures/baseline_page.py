@@ -50,13 +50,8 @@ def cost_table(side: str, rows: dict[str, dict[str, Timing]]) -> tuple[list[str]
     for row in ROWS:
         if known := rows.get(row):
             times = [known.get(str(n)) for n in lengths]
-            lines.append(
-                [
-                    called(row, side == "back"),
-                    *map(milliseconds, times),
-                    *(x and mebibytes(x.peak_bytes, 1) for x in times),
-                ]
-            )
+            sizes = [x and mebibytes(x.peak_bytes, 1) for x in times]
+            lines.append([called(row, side == "back"), *map(milliseconds, times), *sizes])
     return header, lines
 
 
@@ -76,10 +71,8 @@ def learned_table(part: str, quality: dict[str, Any]) -> str:
     header = ["attention", *(f"{name}: {found['unit']}" for name, found in tasks.items())]
     guess = ["guessing", *(f"{found['guess']:.{digits(found)}f}" for found in tasks.values())]
     cells = {row: [shown(found, part, row) for found in tasks.values()] for row in ROWS}
-    return markdown(
-        header,
-        [guess, *([called(row, any(t["causal"] for t in tasks.values())), *x] for row, x in cells.items() if any(x))],
-    )
+    causal = any(found["causal"] for found in tasks.values())
+    return markdown(header, [guess, *([called(row, causal), *x] for row, x in cells.items() if any(x))])
 
 
 def scores(found: dict[str, Any], part: str, row: str) -> list[float]:
