@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measures.protein_models import ATTENTION, PAPER, build, folder_of, ids_of
-from measures.residues import agreement, attention_to_residues, closest, read_matrix, similarity
+from measures.residues import agreement, attention_to_residues, chance, closest, read_matrix, similarity
 
 from scripts.common.options import parse
 from scripts.common.plots import panels
@@ -41,7 +41,7 @@ def main() -> int:
         proteins.FULL | lists,
         proteins.QUICK,
         choices=lists,
-        about={"data": "the folder of the sequences", "runs": "the runs of experiments/proteins.py"},
+        about={"runs": "the runs of experiments/proteins.py"},
     )
     return run(options, measure, report=report, figure=figure)
 
@@ -77,6 +77,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
         [
             name,
             *(f"{found[when]['agreement']:.2f}" for when in ("before", "after")),
+            f"{chance(np.array(found['after']['matrix']), np.array(results['BLOSUM62']['matrix'])):.3f}",
             " ".join(found["after"]["closest"]),
         ]
         for name, found in results.items()
@@ -86,9 +87,10 @@ def report(options, facts, results: dict[str, Any]) -> str:
         "Amino acids by attention",
         f"Pearson's correlation with BLOSUM62 over the 190 pairs of different amino acids, of their similarity by attention in "
         f"{options.test_sequences} test sequences, before and after training ({options.steps} steps of "
-        f"{options.batch_size} × {options.context} residues). BLOSUM62's own closest pairs: "
+        f"{options.batch_size} × {options.context} residues). p: how often shuffled residues agree as much. "
+        "BLOSUM62's own closest pairs: "
         f"{' '.join(results['BLOSUM62']['closest'])}.",
-        markdown(["model", "before training", "after", "closest pairs after training"], rows),
+        markdown(["model", "before training", "after", "p", "closest pairs after training"], rows),
     )
 
 

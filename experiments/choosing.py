@@ -74,9 +74,6 @@ ABOUT = {
     "recall_minutes": "of processor time, for each run of recall and copying",
     "rates": "learning rates that the first seed tries",
     "pairs": "numbers of pairs that are tested; training has one to the most",
-    "looks": "how often a run is measured",
-    "books": "a folder of .txt or .txt.gz",
-    "runs": "where the runs are kept",
 }
 WHICH = ("widths", "seeds", "rates", "kinds", "tasks", "quick", "runs")  # what is trained, not how
 

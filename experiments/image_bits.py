@@ -50,6 +50,7 @@ FULL = {
     "test_images": 300,
     "val_images": 64,
     "train_images": int,
+    "pool": 1,
     "datasets": ["mnist", "cifar10"],
     "heads": 8,
     "seed": 0,
@@ -76,7 +77,7 @@ PAPER_LAYERS = {"mnist": 8, "cifar10": 16}
 
 
 def main() -> int:
-    options = parse(__file__, __doc__, FULL, QUICK, choices=CHOICES, about={"runs": "where the runs' folders go"})
+    options = parse(__file__, __doc__, FULL, QUICK, choices=CHOICES, about={"pool": "so many pixels a side become one"})
     return run(options, measure, facts=facts, report=report, figure=figure)
 
 
@@ -115,7 +116,7 @@ def one_run(name: str, method: str, options) -> dict[str, Any]:
     looks = trained(settings, "validation_bits_per_dim")
     curve = [{"update": line["step"], "bits": line["validation_bits_per_dim"]} for line in looks]
     model = open_model(folder, tasks=("image",), whole=True)
-    test = read_images(f"{getattr(options, name)}:test").take(slice(options.test_images))
+    test = read_images(f"{source}:test")
     bits = torch.cat(list(bits_per_dim(model, test)))
     return {
         "curve": curve,
@@ -150,8 +151,11 @@ def prepared(name: str, options) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     images, held_out = read_images(f"{getattr(options, name)}:train").split(options.val_images)
-    for part, some in (("train", cut(images, options.train_images)), ("valid", held_out)):
-        np.savez(folder / f"{part}.npz", images=some.pixels)
+    test, n = read_images(f"{getattr(options, name)}:test").take(slice(options.test_images)), options.pool
+    for part, some in (("train", cut(images, options.train_images)), ("valid", held_out), ("test", test)):
+        b, h, w, c = some.pixels.shape
+        pooled = some.pixels.reshape(b, h // n, n, w // n, n, c).mean((2, 4)).round().astype(np.uint8)
+        np.savez(folder / f"{part}.npz", images=pooled)
     return folder
 
 

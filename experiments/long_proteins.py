@@ -61,13 +61,7 @@ PAPER = {"softmax": 19, "Performer-ReLU": 24}
 
 def main() -> int:
     lists = {"only": list(ATTENTION)}
-    about = {
-        "data": "the folder of the sequences",
-        "runs": "where the runs are kept",
-        "minutes": "of processor time, for each run",
-        "looks": "how often a run is measured",
-        "test_rows": "of so many residues as a row in training",
-    }
+    about = {"minutes": "of processor time, for each run", "test_rows": "of so many residues as a row in training"}
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
     return run(options, measure, report=report, figure=figure)
 

@@ -70,12 +70,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {  # name → (settings of the
 }
 REFERENCE = "Performer-softmax, redrawn"  # what the others are compared with
 
-ABOUT = {
-    "books": "a folder of .txt or .txt.gz",
-    "unseen": "the book that is kept for validation",
-    "runs": "where the runs are kept",
-}
-
 
 def main() -> int:
     return run(settings(), measure, report=report, figure=figure)
@@ -83,7 +77,7 @@ def main() -> int:
 
 def settings() -> argparse.Namespace:
     only = {"only": list(VARIANTS)}
-    return parse(__file__, __doc__, FULL | only, QUICK, choices=only, about=ABOUT)
+    return parse(__file__, __doc__, FULL | only, QUICK, choices=only)
 
 
 def measure(options, results: dict[str, Any], keep) -> None:

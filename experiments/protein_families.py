@@ -35,12 +35,7 @@ PARTS = {"test": "Test: members of known families", "ood": "OOD: unknown familie
 
 def main() -> int:
     lists = {"only": list(ATTENTION), "directions": list(PAPER)}
-    about = {
-        "data": "the folder of the sequences",
-        "runs": "where the runs are kept",
-        "held_out": "whole families that are not trained on",
-        "least": "members that a family has",
-    }
+    about = {"held_out": "whole families that are not trained on", "least": "members that a family has"}
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
     return run(options, measure, results={"sequences": {}, "models": {}}, report=report)
 

@@ -45,9 +45,8 @@ SHARED = 3  # words
 
 def main() -> int:
     only = {"only": list(ATTENTION), "directions": list(PAPER)}
-    about = {"data": "the folder of the sequences", "runs": "where the runs are kept"}
     choices = {"only": list(ATTENTION), "directions": list(PAPER)}
-    options = parse(__file__, __doc__, FULL | only, QUICK, choices=choices, about=about)
+    options = parse(__file__, __doc__, FULL | only, QUICK, choices=choices)
     return run(options, measure, results={"sequences": {}, "models": {}, "long": {}}, report=report, figure=figure)
 
 

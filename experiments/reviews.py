@@ -73,12 +73,9 @@ LABELS_ALONE = "labels alone"
 def main() -> int:
     lists = {"only": list(ATTENTION)}
     about = {
-        "data": "the folder of the reviews",
-        "runs": "where the runs are kept",
         "masked_minutes": "of processor time on masked bytes, for each run",
         "label_minutes": "of processor time on labels",
         "masked_length": "bytes in a row of masked training",
-        "looks": "how often a run is measured",
     }
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
     return run(options, measure, results={"words": 0.0, "models": {}}, report=report, figure=figure)

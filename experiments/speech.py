@@ -111,7 +111,6 @@ def main() -> int:
     lists = {"tasks": list(TASKS), "methods": list(METHODS), "parts": PARTS}
     about = {
         "data": "the folder with an4 and fsdd",
-        "runs": "where the runs are kept",
         "rates": "learning rates to choose from, on held-out speakers; one: no choice",
     }
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)

@@ -61,6 +61,13 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one[above], other[above])[0, 1])
 
 
+def chance(one: np.ndarray, other: np.ndarray, draws: int = 10_000) -> float:
+    """How often the agreement is as large or larger if the residues of one matrix are shuffled (Mantel 1967)."""
+    source, found = np.random.default_rng(0), agreement(one, other)
+    orders = (source.permutation(KINDS) for _ in range(draws))
+    return sum(agreement(one[np.ix_(x, x)], other) >= found for x in orders) / draws
+
+
 def closest(matrix: np.ndarray, count: int = 6) -> list[str]:
     """The pairs of different residues that are most alike, such as DE."""
     rows, columns = np.triu_indices(KINDS, 1)

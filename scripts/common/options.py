@@ -8,6 +8,13 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
+ABOUT = {  # options of several scripts
+    "books": "a folder of .txt or .txt.gz",
+    "data": "a folder: see above",
+    "looks": "how often a run is measured",
+    "runs": "where the runs are kept",
+    "unseen": "the book that is kept for validation",
+}
 NO_SETTINGS = ("threads", "resume", "device")  # they change where and when something is measured, not what
 
 
@@ -28,7 +35,7 @@ def parse(
     Results of a full run go into `results/` beside the script, where they are committed. What was changed by an
     option goes into `runs/`, so that it never lands on top of them; data are no setting, and --out goes first.
     """
-    script, about = Path(file).resolve(), about or {}
+    script, about = Path(file).resolve(), {**ABOUT, **(about or {})}
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--out", type=Path, help=f"folder; {script.parent.name}/results for the full run")
     if quick:
