@@ -17,6 +17,8 @@ from tarnn.errors import UserError
 from tarnn.export.onnx import defined, export
 from tarnn.families.by_name import open_program
 from tarnn.log import silent
+from tarnn.program.definition import new_states, run
+from tarnn.program.extra import extra_rows
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -97,6 +99,18 @@ def test_families_of_others(tmp_path, family):
     check_pieces(make_folder(tmp_path / "run", family), "onnx")
 
 
+@pytest.mark.parametrize("case", ["rotated features", "sinusoids"])
+def test_angles_are_right_far_into_a_text(tmp_path, case):
+    save_run(tmp_path / "run", **CASES[case])
+    (_, model), program, ids = written(tmp_path / "run"), open_program(tmp_path / "run"), torch.arange(7)[None]
+    model.position = start = 10**7
+    extra = extra_rows(program, torch.arange(start, start + 7))
+    states, rows = new_states(program, 1, dtype=torch.float64), None if extra is None else extra[None]
+    expected, _ = run(program, ids, states, positions=[start], extra=rows, dtype=torch.float64)
+    logits = torch.from_numpy(model.read(ids.numpy()))[:, 0]
+    assert (logits - expected[:, -1]).abs().max() < 1e-5 * expected.abs().max()
+
+
 @pytest.mark.parametrize("case", ["linear", "delta", "hybrid"])
 def test_a_thousand_tokens_are_ours(tmp_path, case):
     save_run(tmp_path / "run", **CASES[case], eos_token_id=None)
@@ -149,6 +163,7 @@ def test_one_set_of_weights_and_the_operators_that_were_asked_for(tmp_path, oper
 REFUSED = {
     "exponentials": ({"feature_map": "favor"}, "have a running maximum; the state of ONNX's LinearAttention has none"),
     "exp": ({"feature_map": "exp"}, "running maximum"),
+    "waves with a length": ({"feature_map": "trigonometric", "normalize": False}, "running maximum"),
     "a window": ({"attention": "window"}, "softmax over a window of tokens"),
     "RWKV-7": ({"attention": "rwkv7"}, "erases along another vector than it writes"),
 }

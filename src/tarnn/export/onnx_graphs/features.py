@@ -101,8 +101,3 @@ MAPS: dict[str, Map] = {
     "pairs": pairs,
     "cosformer": cosformer,
 }
-
-
-def has_maximum(x: Instruction) -> bool:
-    """Whether features are kept apart from a logarithm: exponentials, whose largest is taken out, and moved keys."""
-    return x.numbers["function"] == "exp" or "centre" in x.weights or number(x, "square") != 0

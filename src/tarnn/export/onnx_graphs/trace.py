@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from onnx import TensorProto
 
 from tarnn.export.onnx_graphs import row_wise
-from tarnn.export.onnx_graphs.features import features, has_maximum
+from tarnn.export.onnx_graphs.features import features
 from tarnn.export.onnx_graphs.graph import Graph, Port, WeightFile
 from tarnn.export.onnx_graphs.recurrent import RECURRENT
 from tarnn.export.onnx_graphs.registers import BATCH, Tracing
@@ -43,9 +43,7 @@ def lacking(program: Program) -> Iterator[str]:
             yield "rows that each call adds to the embeddings (classes)"
         elif x.kind == "linear" and x.numbers.get("at_least_one"):
             yield "the denominator of an mLSTM, which is kept in units of a running maximum"
-        elif (x.kind == "linear" and ("k_scale" in x.numbers or "q_scale" in x.numbers)) or (
-            x.kind == "features" and has_maximum(x)
-        ):
+        elif x.kind == "linear" and ("k_scale" in x.numbers or "q_scale" in x.numbers):
             yield MAXIMUM
         elif x.kind not in NODES:
             yield LACKING.get(x.kind, f"the instruction {x.kind}")
