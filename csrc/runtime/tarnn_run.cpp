@@ -1,4 +1,6 @@
 // tarnn-run: a packed model continues a prompt, without Python. It calls nothing but tarnn.h.
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>

@@ -128,6 +128,23 @@ def test_images_that_the_page_does_not_draw(tmp_path, config, words):
         export("web", save_images(tmp_path / "pixels", **config), tmp_path, {}, print)
 
 
+def test_tokenizers_that_the_page_does_not_read(tmp_path):
+    from tokenizers import normalizers
+
+    from tarnn.data.tokenizers import byte_tokenizer
+
+    save_run(tmp_path / "run")
+    for words, change in (
+        ("the added token <think>", lambda x: x.add_tokens(["<think>"])),
+        ("normalizer NFC", lambda x: setattr(x.backend_tokenizer, "normalizer", normalizers.NFC())),
+    ):
+        tokenizer = byte_tokenizer()
+        change(tokenizer)
+        tokenizer.save_pretrained(tmp_path / "run")
+        with pytest.raises(UserError, match=words):
+            export("web", tmp_path / "run", tmp_path, {}, print)
+
+
 def test_what_can_not_be_written(tmp_path, sites, monkeypatch):
     with pytest.raises(UserError, match=r"holds no model|no config|config\.json"):
         export("web", tmp_path, tmp_path, {}, print)

@@ -16,9 +16,11 @@ from tarnn.decoding.opened import Opened
 from tarnn.decoding.pack import facts_of, pack_folder
 from tarnn.decoding.packed_file import read_packed, write_packed
 from tarnn.decoding.refusal import Refusal
+from tarnn.decoding.tokenizer import FILE as TOKENIZER
 from tarnn.errors import UserError
 from tarnn.families.config import Config
 from tarnn.families.own.text import checked
+from tarnn.json_file import read_json
 from tarnn.log import Log
 from tarnn.models.images import START, ImageModelConfig
 from tarnn.models.likelihoods import Categorical
@@ -31,6 +33,14 @@ SHARED = (RUNTIME, "tarnn.js", "page.js", "page.css")
 MODEL, ABOUT = "model.tarnn", "about.json"
 MOST = 2**31  # bytes of a model: a page of 32 bits has memory for it and its states
 IMAGES = "TarnnForImageGeneration"
+READ = {  # what tokenizer.json may have in each place
+    "model": ("BPE",),
+    "normalizer": (None,),
+    "pre_tokenizer": ("ByteLevel",),
+    "post_processor": (None, "ByteLevel", "TemplateProcessing"),
+    "decoder": ("ByteLevel",),
+}
+NOT_READ = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 
 
 def export(source: Path, out: Path, *, report: Log, weights: str = "int8") -> str:
@@ -46,6 +56,7 @@ def export(source: Path, out: Path, *, report: Log, weights: str = "int8") -> st
     config = Config.read(source)
     image = image_of(config, source) if IMAGES in (config.get("architectures") or ()) else None
     if image is None:
+        check_tokenizer(source)
         pack_folder(source, out / MODEL, weights, report=report)
         pages = {"endless.html": "index.html", "fork.html": "fork.html"}
     else:
@@ -72,6 +83,22 @@ def about(model: Path, size: int, image: dict[str, int] | None) -> dict[str, Any
     ]
     told = {name: facts[name] for name in ("weights", "parameters", "key_bytes")}
     return {**told, "bytes": size, "states": states, "image": image}
+
+
+def check_tokenizer(source: Path) -> None:
+    """Raise UserError for a tokenizer that tarnn.wasm does not read (csrc/runtime/tokenizer.cpp), with what it has."""
+    if not (source / TOKENIZER).is_file():
+        return
+    saved = read_json(source / TOKENIZER)
+    kinds = {name: (saved.get(name) or {}).get("type") for name in READ}
+    others = [f"{name} {kind}" for name, kind in kinds.items() if kind not in READ[name]]
+    others += [f"the added token {x['content']}" for x in saved.get("added_tokens", ()) if not x["special"]]
+    others += [name for name in NOT_READ if saved["model"].get(name)]
+    if others:
+        raise UserError(
+            f"{source} has a tokenizer that a page does not read: {others[0]}. Pages read those of tarnn: bytes, letters and "
+            "byte-level BPE; `tarnn pack` writes the model for `tarnn-run --ids`."
+        )
 
 
 def image_of(config: Config, source: Path) -> dict[str, int]:
