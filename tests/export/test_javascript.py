@@ -112,6 +112,19 @@ def test_the_text_of_a_seed(tmp_path):
         assert got == "".join(tarnn.load(tmp_path / "x.tarnn").generate(prompt, max_new_tokens=80, **named))
 
 
+def test_a_character_of_several_tokens(file):
+    """It comes out whole, with its last byte; the tokens are put in the place of those that are drawn."""
+    pieces = js.run(f"""
+        const model = await open("{file}"), call = model.library.call.bind(model.library), tokens = [0xe6, 0x97, 0xa5, 0x41];
+        model.library.call = (name, ...given) => {{
+          call(name, ...given);
+          if (name === "draw") new DataView(model.library.wasm.memory.buffer).setUint32(model.library.cell, tokens.shift(), true);
+        }};
+        const writing = model.generate("Call me", {{ maxNewTokens: 4 }});
+        return [0, 1, 2, 3].map(() => writing.step().text)""")
+    assert pieces == ["", "", "日", "A"]
+
+
 def test_states_are_values(file):
     """A fork, a state that was kept, and the text whole go on alike; what they came from stays as it was."""
     whole, of_fork, of_kept, again, sizes, position = js.run(f"""
