@@ -4,11 +4,12 @@
     python experiments/tune_state.py --quick
 
 A small model of Qwen3.5's kind (three layers with the gated delta rule, one with softmax attention) is trained on pages of lines
-such as `badc>cdab`. Each page has one rule (reverse, sort, next letter …), drawn anew, so the first answer of a page can only be
-guessed; later ones follow from those above. Then, for three seeds, 48 lines of one rule tune it with equal steps: the states before
-the first token alone, or adapters (LoRA). The rate is the one of --rates with the smallest loss on 16 more lines. Measured is how
-many new lines are right to the last letter, by the likeliest tokens: before, tuned, and before with as many of the same lines in front as a
-page of its training had. The second task is of two rules one after the other, which no page had.
+such as `badc>cdab`. Each page has one rule (reverse, sort, next letter …), drawn anew, so the first answer of a page can only
+be guessed; later ones follow from those above. Then, for three seeds, 48 lines of one rule tune it with equal steps: the states
+before the first token alone, or adapters (LoRA). The rate is the one of --state-rates or --lora-rates with the smallest loss on
+16 more lines. Measured is how many new lines are right to the last letter, by the likeliest tokens: before, tuned, and before
+with lines of the same examples in front, as many as a page of its training can have. The second task is of two rules one after
+the other, which no page had.
 
 S0 tuning: arXiv 2604.01168.
 """
@@ -104,7 +105,9 @@ def base(options: Any) -> Path:
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, options.updates, pct_start=0.05)
     with tarnn.patch_transformers(model):
         for update in range(options.updates):
-            pages = [lines(draw, options, draw.choice(list(RULES.values())), options.lines) for _ in range(options.rows)]
+            pages = [
+                lines(draw, options, draw.choice(list(RULES.values())), options.lines) for _ in range(options.rows)
+            ]
             ids = torch.tensor([list("".join(f"{x}{y}\n" for x, y in one).encode()) for one in pages])
             labels = ids.masked_fill(~answers(ids, options), -100)
             loss = model(input_ids=ids, labels=labels).loss
@@ -182,7 +185,12 @@ def exact(lm: Any, tested: list[tuple[str, str]], before: str = "", state: Any =
 
 
 def report(options: Any, facts: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    ways = {"before": "before", "prompt": f"{options.lines - 1} lines in front", "state": "first states", "lora": "LoRA"}
+    ways = {
+        "before": "before",
+        "prompt": f"{options.lines - 1} lines in front",
+        "state": "first states",
+        "lora": "LoRA",
+    }
 
     def cell(task: str, way: str) -> str | None:
         return mean_and_error([100 * x[way] for x in results if x["task"] == task], ".1f")
@@ -190,10 +198,10 @@ def report(options: Any, facts: dict[str, Any], results: list[dict[str, Any]]) -
     rows = [[name, *(cell(task, way) for task in TASKS)] for way, name in ways.items()]
     return page(
         "Tuned first states",
-        f"A model of Qwen3.5's kind, {options.hidden} wide, 4 layers, trained here on pages of {len(RULES)} rules. {options.examples} "
-        f"lines of one rule tune it in {options.steps} steps, each on all of them: its first states, or adapters of rank {options.rank}. "
-        f"Lines right to the last letter, of {options.tested} new ones, in percent: mean and standard error of {len(options.seeds)} "
-        f"seeds. A prompt has as many lines as a page of the base model's training.",
+        f"A model of Qwen3.5's kind, {options.hidden} wide, 4 layers, trained here on pages of {len(RULES)} rules. "
+        f"{options.examples} lines of one rule tune it in {options.steps} steps, each on all of them: its first states, or "
+        f"adapters of rank {options.rank}. Lines right to the last letter, of {options.tested} new ones, in percent: mean and "
+        f"standard error of {len(options.seeds)} seeds. A prompt has as many lines as a page of the base model's training.",
         markdown(["", *(f"{x} ({'no page had it' if ',' in x else 'one rule of the pages'})" for x in TASKS)], rows),
         f"Rates with the smallest loss on 16 more lines: first states of {options.state_rates}, LoRA of {options.lora_rates}.",
     )

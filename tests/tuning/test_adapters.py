@@ -1,6 +1,10 @@
 """Adapters: the loss falls, each of them learns, merged they compute what peft does, a killed run goes on bit for bit."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.open_folders import CONFIGS
 
 import tarnn as package
+from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.errors import UserError
 from tarnn.families.adapter import BASE, CONFIG, WEIGHTS
 
@@ -56,6 +61,8 @@ def test_rounded_weights_take_it_too(tarnn, folder_of, chats, tmp_path):
     exact = package.load(folder, adapter=out).logits(IDS)
     rounded = package.load(folder, "int8", adapter=out).logits(IDS)
     assert 0 < (exact - rounded).abs().mean() < 0.1 * exact.abs().mean()
+    assert tarnn("pack", folder, tmp_path / "both.tarnn", "--weights", "int8", "--adapter", out)[0] == 0
+    assert torch.equal(package.load(tmp_path / "both.tarnn").logits(IDS), rounded)
     code, text, err = tarnn("generate", folder, "--adapter", out, "--prompt", "red", "--max-new-tokens", 5, "--greedy")
     assert (code, "with the adapter" in err) == (0, True)
     assert text
@@ -141,3 +148,59 @@ def test_an_adapter_of_another_base(folder_of, adapter):
         package.load(folder, adapter=adapter)
     with pytest.raises(UserError, match="holds no adapter"):
         package.load(folder, adapter=folder)
+
+
+def test_more_memory_than_there_is(tarnn, folder_of, chats, tmp_path, monkeypatch):
+    monkeypatch.setattr("tarnn.tuning.memory.available_bytes", lambda: 1000)
+    code, _, err = tarnn("finetune", folder_of("Qwen3.5"), chats, "--out", tmp_path / "out", *SMALL, "--steps", 1)
+    assert (code, "this run would take" in err, "choose a smaller --length" in err) == (2, True, True)
+    assert not any((tmp_path / "out").glob("**/*.safetensors"))
+
+
+def test_bad_input(tarnn, folder_of, chats, tmp_path):
+    def refused(*options, data=chats, folder="Qwen3.5"):
+        code, _, err = tarnn("finetune", folder_of(folder), data, "--out", tmp_path / "out", *options)
+        assert code == 2, err
+        return err.splitlines()[-1]
+
+    assert "give one of them" in refused("--full", "--lora", 2)
+    assert "no linear layer of this Qwen3_5ForCausalLM is wider" in refused("--lora", 4000)
+    assert "--train is for --against-softmax" in refused("--train", "maps")
+    assert "longer than this model's context" in refused("--length", 10**6)
+    (tmp_path / "table.csv").write_text("question,answer\na,b\n")
+    assert "has the columns 'question', 'answer'; expected messages, or prompt" in refused(data=tmp_path / "table.csv")
+    (tmp_path / "empty.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    assert "have no example with a token to learn" in refused(data=tmp_path / "empty.jsonl")
+    assert tarnn("finetune", folder_of("Qwen3.5"), chats, "--out", tmp_path / "run", *SMALL, "--steps", 4)[0] == 0
+    with chats.open("a") as file:
+        file.write('{"text": "more"}\n')
+    code, _, err = tarnn(
+        "finetune", folder_of("Qwen3.5"), chats, "--out", tmp_path / "run", *SMALL, "--steps", 4, "--resume"
+    )
+    assert (code, "the data are no longer those that the run" in err) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["--checkpointing", "--no-checkpointing"])
+def test_memory_is_what_was_said(tmp_path, checkpointing):
+    """Within a tenth, in a process of its own, on a model whose activations outweigh its weights."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 257}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "eos_token_id": 256}
+    hf.Qwen3_5ForCausalLM(hf.Qwen3_5TextConfig(**sizes, **heads, tie_word_embeddings=True)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 200)
+    options = ["--lora", "4", "--length", "2048", "--steps", "2", "--val-fraction", "0", checkpointing]
+    argv = ["finetune", str(tmp_path), str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *options]
+    code = f"""
+import resource, sys
+from tarnn.cli.main import main
+assert main({argv!r}) == 0
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    said = 1e9 * float(re.search(r"memory  ([\d.]+) GB", done.stderr)[1])
+    taken = int(re.search(r"peak (\d+)", done.stderr)[1])
+    assert abs(said / taken - 1) < 0.1, (said, taken)

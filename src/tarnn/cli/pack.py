@@ -20,6 +20,9 @@ def pack(
         Weights | None,
         Option(help="How the file keeps the weights: fewer bits are smaller and faster (default: as saved)."),
     ] = None,
+    adapter: Annotated[
+        Path | None, Option(help="Add this adapter, as `tarnn finetune` and peft write them, to the weights.")
+    ] = None,
     force: Annotated[
         bool, Option("--force", help="Replace a file that is there, once the new one is complete.")
     ] = False,
@@ -34,5 +37,5 @@ def pack(
     from tarnn.decoding.pack import pack_folder
 
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
-    size = pack_folder(checkpoint, out, weights, replace=force, report=report)
+    size = pack_folder(checkpoint, out, weights, adapter=adapter, replace=force, report=report)
     print(f'{out}: {size:,} bytes\nnext: {next_command("generate", out)} --prompt "Call me"')

@@ -21,12 +21,18 @@ from tarnn.program.runtime import Runtime, Unavailable
 
 
 def pack_folder(
-    folder: str | Path, out: str | Path, weights: str | None = None, *, replace: bool = False, report: Log = silent
+    folder: str | Path,
+    out: str | Path,
+    weights: str | None = None,
+    *,
+    adapter: Path | None = None,
+    replace: bool = False,
+    report: Log = silent,
 ) -> int:
     """Write the model of text in a folder as one file; return its size in bytes. The file is whole, or not there.
 
-    weights: float32 | bfloat16 | int8 | int4; None: as they were saved, float16 as float32. replace: an existing file. report:
-    called with a line now and then where this takes long.
+    weights: float32 | bfloat16 | int8 | int4; None: as they were saved, float16 as float32. adapter: as in `open_step`. replace:
+    an existing file. report: called with a line now and then where this takes long.
 
     Raises UserError for a folder that can't be packed, with the reason, for an `out` that exists, and where it can't be written.
     """
@@ -36,7 +42,7 @@ def pack_folder(
         raise UserError(f"{out} exists already; name a new file, or replace it with --force.")
     with ticking(f"tarnn: packing {folder}", report):
         try:
-            opened = open_step(folder, weights, report=report)
+            opened = open_step(folder, weights, adapter=adapter, report=report)
             runtime = runtime_of(opened, folder, weights)
         except (Refusal, Unavailable, ProgramError) as error:
             raise UserError(f"{folder} can't be packed: {error}") from error

@@ -229,7 +229,8 @@ class SafeTrainer(Trainer):
         """The Trainer's checkpoint, marked as complete when all of it is there."""
         assert self.model is not None
         started, folder = self.clock(), self.folder / "checkpoints"
-        if largest(not all(local(parameter).isfinite().all() for parameter in self.model.parameters())):
+        learned = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        if largest(not all(local(parameter).isfinite().all() for parameter in learned)):
             self._stop("the weights are no longer finite, so they were not saved")
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         self.run_state.step = self.state.global_step

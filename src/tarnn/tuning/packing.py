@@ -79,6 +79,11 @@ class PackedRows(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the longest row."""
+        return max(sum(len(self.examples[i].ids) for i in row) for row in self.rows)
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         chosen = [self.examples[i] for i in self.rows[index]]
         labels = [np.where(x.learned & (np.arange(len(x.ids)) > 0), x.ids, IGNORED) for x in chosen]

@@ -27,6 +27,7 @@ from tarnn.training.folder import CHECKPOINTS, write_settings
 from tarnn.training.run import TrainResult, run, set_length, take_folder
 from tarnn.tuning.adapter import FILES, with_adapters, write_base
 from tarnn.tuning.examples import Example, read_examples
+from tarnn.tuning.memory import estimate, refuse_too_much
 from tarnn.tuning.packing import Counts, fitted
 from tarnn.tuning.task import TuneSettings, TuneTask
 
@@ -59,6 +60,7 @@ def tune(settings: TuneSettings, report: Log, show: bool = True) -> Tuned:
         task = make_task(settings, model, report)
         refuse_other_data(settings, saved, task)
         write_settings(settings.out, {"settings": settings.as_json(), "data": task.data_facts})
+        base = model
         if settings.lora is not None:
             set_seed(settings.seed)
             alpha = settings.alpha or 2 * settings.lora
@@ -66,6 +68,7 @@ def tune(settings: TuneSettings, report: Log, show: bool = True) -> Tuned:
         set_length(args, settings, task)
         for name, value in rows_of(settings, task, model, args.max_steps).items():
             report(f"{name:>14}  {value}")
+        say_cost(settings, task, model, base, args.max_steps, report)
         result = run(settings, args, task, model, show, started)
         last = None
         if settings.lora is not None:
@@ -146,6 +149,16 @@ def rows_of(settings: TuneSettings, task: TuneTask, model: Any, steps: int) -> d
         "length": f"{steps:,} steps of {settings.accumulate} rows, learning rate {settings.learning_rate:g}",
         "threads": f"{torch.get_num_threads()}",
     }
+
+
+def say_cost(settings: TuneSettings, task: TuneTask, model: Any, base: Any, steps: int, report: Log) -> None:
+    """Report the memory and the time that a run will take; UserError where there is less memory."""
+    cost = estimate(model, base, task.longest, settings.gradient_checkpointing)
+    report(f"{'memory':>14}  {cost.memory}")
+    tokens = min(steps * settings.accumulate, 10**9) * task.per_example
+    limits = [cost.seconds * tokens / 60, *([settings.max_minutes] if settings.max_minutes else [])]
+    report(f"{'time':>14}  about {min(limits):,.1f} minutes without validation")
+    refuse_too_much(cost, settings.gradient_checkpointing)
 
 
 def keep_last(out: Path, base: Path) -> Path | None:

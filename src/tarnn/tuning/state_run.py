@@ -16,7 +16,7 @@ from tarnn.training.arguments import training_arguments
 from tarnn.training.error_messages import failures_explained
 from tarnn.training.folder import write_settings
 from tarnn.training.run import TrainResult, run, set_length, take_folder
-from tarnn.tuning.run import make_task, open_to_tune, refuse_other_data
+from tarnn.tuning.run import make_task, open_to_tune, refuse_other_data, say_cost
 from tarnn.tuning.states import FirstStates, write_states
 from tarnn.tuning.task import TuneSettings
 from tarnn.weight_files import WEIGHTS
@@ -27,8 +27,10 @@ def tune_state(
 ) -> tuple[TrainResult, int]:
     """Train the states before the first token of the model in `settings.folder`, and write them to a file; return its size.
 
-    settings.out: the folder of the run, for its log and checkpoints. scale: what the trained states are multiplied with.
-    report: takes lines about what is to happen. show: show progress on stderr. Raises UserError for all that the user can mend; after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
+    settings.out: the folder of the run, for its log and checkpoints. scale: what the trained states are multiplied with. report:
+    takes lines about what is to happen. show: show progress on stderr.
+
+    Raises UserError for all that the user can mend; after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
     """
     started = time.monotonic()
     check_writable(path)
@@ -42,6 +44,7 @@ def tune_state(
         write_settings(settings.out, {"settings": settings.as_json(), "data": task.data_facts})
         set_length(args, settings, task)
         numbers = sum(S.numel() for S in states.states)
+        say_cost(settings, task, states, model, args.max_steps, report)
         report(
             f"tarnn: {len(states.states)} states of {numbers:,} numbers; {task.summary(settings)}; {args.max_steps:,} steps"
         )

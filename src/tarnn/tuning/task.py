@@ -73,6 +73,7 @@ class TuneTask(Trainable):
         self.num_learned = sum(int(x.learned[1:].sum()) for x in examples)
         self.per_example = max(1, self.num_tokens // len(self.examples))
         self.epoch = self.per_example * len(self.examples)
+        self.longest = max(x.num_tokens for x in (self.examples, self.held_out) if x is not None)
 
     @property
     def data_facts(self) -> dict[str, Any]:
