@@ -26,7 +26,7 @@ UNBIASED = {
     "hyperbolic": HyperbolicRandomFeatures,
     "trigonometric": TrigonometricRandomFeatures,
     "optimal": lambda d, m, **o: OptimalRandomFeatures(d, m, A=-0.03, **o),
-    "data-aware": lambda d, m, **o: calibrated(DataAwareRandomFeatures(d, m, least=0.5, **o)),
+    "data-aware": lambda d, m, **o: calibrated(DataAwareRandomFeatures(d, m, least=0.7, **o)),
     "sderf": lambda d, m, **o: calibrated(SderfFeatures(d, m, **o)),
     "centred and balanced": lambda d, m, **o: calibrated(Reparametrized(PositiveRandomFeatures(d, m, **o))),
     "centred, optimal": lambda d, m, **o: calibrated(Reparametrized(OptimalRandomFeatures(d, m, **o))),
