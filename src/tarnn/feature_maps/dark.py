@@ -49,8 +49,9 @@ class DataAwareRandomFeatures(SderfFeatures):
     ):
         if not 0 < least <= 1:
             raise ValueError(f"DataAwareRandomFeatures needs 0 < least ≤ 1; got {least}.")
-        draws = {"scale": scale, "directions": directions, "seed": seed}
-        super().__init__(head_dim, num_features, num_heads=num_heads, fit=fit, **draws)
+        super().__init__(
+            head_dim, num_features, num_heads=num_heads, fit=fit, scale=scale, directions=directions, seed=seed
+        )
         self.least = least
 
     def parameters_for(self, q: Spread, k: Spread) -> dict[str, Tensor]:
