@@ -35,7 +35,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
         parts += [f"After {options.minutes:g} minutes of processor time, one seed:", tables["short"]]
     if tables["long"]:
         text = "the mean over the seeds, and the least and the most"
-        parts += [f"After {options.minutes_most:g} minutes, {text}:", tables["long"]]
+        parts += [f"After {options.minutes_most:g} minutes of processor time, {text}:", tables["long"]]
     return page(
         "Linear attention against its baselines",
         "![time and memory of seven attentions, by tokens](baseline_table.png)" if costs else "",
