@@ -16,7 +16,9 @@ HELP = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
 
 
 def export(
-    checkpoint: Annotated[Path, Argument(help="The folder of a language model; for hf and web one that `tarnn train` made.")],
+    checkpoint: Annotated[
+        Path, Argument(help="The folder of a language model; for hf and web one that `tarnn train` made.")
+    ],
     out: Annotated[Path, Option(help="The folder to write; it must be new or empty.")],
     format: Annotated[Format, Option(help=HELP)],
     operators: Annotated[
