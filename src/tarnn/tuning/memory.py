@@ -4,7 +4,9 @@ What is kept for backward grows in proportion to the tokens of a row: matrices o
 whole. With checkpointing it is each layer's input, and, one layer at a time, what that layer keeps; products are computed twice.
 """
 
+import ctypes
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,23 @@ OF_ADAM = 12  # bytes per trained number: its gradient and two sums in float32
 BLOCK = (
     2**26
 )  # bytes of float32 logits at a time (`linear_cross_entropy`); beside them a copy in 16 bits, and their softmax
-AT_ONCE = 1.7  # what a layer's backward pass takes beside what the layer keeps, as a part of that (measured)
+AT_ONCE = 1.0  # what a layer's backward pass takes beside what the layer keeps, as a part of that (measured)
+
+
+MMAP_THRESHOLD, LARGE = (
+    -3,
+    2**22,
+)  # glibc's name of the option, and bytes from which on memory is given back when it is free
+
+
+def give_back_memory() -> None:
+    """Let glibc give large blocks back to the system once they are free, from now on.
+
+    By default it keeps those of up to 32 MB for itself. Each layer's input, which is kept, then lies between holes that the
+    layer's temporaries left: with 24 layers the holes took more than everything else.
+    """
+    with suppress(OSError, AttributeError):  # another system, or another library
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tarnn.training.folder import CHECKPOINTS, write_settings
 from tarnn.training.run import TrainResult, run, set_length, take_folder
 from tarnn.tuning.adapter import FILES, with_adapters, write_base
 from tarnn.tuning.examples import Example, read_examples
-from tarnn.tuning.memory import estimate, refuse_too_much
+from tarnn.tuning.memory import estimate, give_back_memory, refuse_too_much
 from tarnn.tuning.packing import Counts, fitted
 from tarnn.tuning.task import TuneSettings, TuneTask
 
@@ -90,6 +90,7 @@ def refuse_other_data(settings: TuneSettings, saved: dict[str, Any] | None, task
 
 def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
     """Open the text model of a folder to train it; what computes it, where that is not tarnn, is said."""
+    give_back_memory()
     read_config(folder)
     model = open_pretrained(folder, text_only=True, report=report)
     if model.get_output_embeddings() is None:
