@@ -1,4 +1,4 @@
-"""What a run will take, said before it starts: memory and minutes, by a forward and a backward pass of few tokens.
+"""Say what a run will take before it starts: memory and minutes, by a forward and a backward pass of few tokens.
 
 What is kept for backward grows in proportion to the tokens of a row: matrices of weights of softmax attention are never kept
 whole. With checkpointing it is each layer's input, and, one layer at a time, what that layer keeps; products are computed twice.
