@@ -46,7 +46,7 @@ def test_packed_equals_alone(folder_of, family, checkpointing):
     ours, theirs = gradients(model, packed, checkpointing), gradients(model, alone, False)
     assert ours.keys() == theirs.keys() == {x for x, p in model.named_parameters() if p.requires_grad}
     for name, x in theirs.items():
-        assert (ours[name] - x).abs().max() <= 5e-5 * x.abs().max(), name
+        assert (ours[name] - x).abs().max() <= 3e-4 * x.abs().max(), name  # a leak is of the size of the gradient
     model.eval()
     sums = [sum(task.outcome(model, task.collate([row]))[0] for row in task.examples) for task in (packed, alone)]
     assert torch.allclose(*sums, rtol=1e-5)
