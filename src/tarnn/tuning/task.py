@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
 from tarnn.huggingface.head_loss import losses_alone
-from tarnn.huggingface.patching.packed import packed_rows
+from tarnn.huggingface.patching.packed import packed_step
 from tarnn.numerics import widest
 from tarnn.tasks import RunSettings
 from tarnn.tasks.base import Trainable
@@ -101,7 +101,7 @@ class TuneTask(Trainable):
 
     def within_step(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
         """Let layers that are not told find where sequences begin, in backward too."""
-        return packed_rows(bounds_of(batch["position_ids"]))
+        return packed_step(bounds_of(batch["position_ids"]))
 
     def validation(self, batch_size: int) -> Any:
         return None if self.held_out is None else [self.collate([row]) for row in self.held_out]

@@ -20,6 +20,9 @@ from tarnn.huggingface.patching.gaps import find_gaps, telling
 from tarnn.huggingface.versions import cache_in
 
 _BOUNDS: ContextVar[Tensor | None] = ContextVar("bounds", default=None)
+_OF_A_STEP: ContextVar[bool] = ContextVar(
+    "of_a_step", default=False
+)  # whether a caller's bounds last to the end of backward
 
 LEAKS = {  # text models that mix packed sequences in parts which tarnn doesn't compute
     "Glm5NextTextModel": "selects the keys of its attention",
@@ -35,6 +38,17 @@ def bounds_of(arguments: Mapping[str, Any]) -> Tensor | None:
         if arguments.get(name) is not None:
             return arguments[name]
     return None if torch.compiler.is_compiling() else _BOUNDS.get()
+
+
+@contextmanager
+def packed_step(bounds: Tensor | None) -> Iterator[None]:
+    """Let forward and backward within know the bounds, so that layers may be computed again."""
+    token = _OF_A_STEP.set(True)
+    try:
+        with packed_rows(bounds):
+            yield
+    finally:
+        _OF_A_STEP.reset(token)
 
 
 @contextmanager
@@ -94,11 +108,11 @@ def silent_model_with_packed_rows(original: Callable) -> Callable:
     """The forward of a text model that hands on nothing of it to its layers."""
 
     def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
-        if self.training and self.is_gradient_checkpointing and _BOUNDS.get() is None:
+        if self.training and self.is_gradient_checkpointing and not _OF_A_STEP.get():
             raise ValueError(
                 f"{type(self).__name__} does not tell its layers where packed sequences begin, and gradient checkpointing "
                 "calls them again later. Turn gradient checkpointing off, pass the sequences as rows with padding, or call "
-                "forward and backward within `packed_rows`."
+                "forward and backward within `packed_step`."
             )
         with packed_rows(bounds):
             return original(self, **call)
