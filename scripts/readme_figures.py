@@ -46,13 +46,17 @@ def token_figures() -> list[str]:
 
 def token_rows() -> list[list[str]]:
     """Return the times of one token of whole models, of `one_call.md` and `decode_baselines.py`."""
-    transformers = results("one_call")["Qwen3.5"]["ways"]["transformers"]["token_ms"]
-    rows = []
+    ways = results("one_call")["Qwen3.5"]["ways"]
+    transformers, rows = ways["transformers"]["token_ms"], []
     for weights in ("float32", "int8", "int4"):
         row = re.search(rf"\| Qwen3\.5, 102 M \| {weights} \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \(", read("one_call.md"))
         ours, llama = row.groups()  # type: ignore[union-attr]
         theirs = ms(transformers) if weights == "float32" else "–"
         rows.append([f"one token of Qwen3.5, 102 million weights, {weights}", ours, theirs, llama])
+    for weights, theirs in (("bfloat16", ms(ways["transformers, bfloat16"]["prompt_ms"])), ("int8", "–")):
+        row = re.search(rf"\| Qwen3\.5, 102 M \| {weights} \| ([\d,]+) \([\d,]+\) \| ([\d,]+) \(", read("one_call.md"))
+        ours, llama = row.groups()  # type: ignore[union-attr]
+        rows.append([f"a prompt of 1,024 tokens of Qwen3.5, {weights}", ours, theirs, llama])
     engines = results("decode_baselines").values()
     times = {x["engine"].split(" 0.")[0]: x["ms"] for x in engines if x["weights"] == "bfloat16" and "ms" in x}
     for after in ("128", "8192"):
