@@ -77,3 +77,20 @@ def data():
         return path
 
     return find
+
+
+@pytest.fixture
+def tarnn(capsys):
+    """tarnn(*argv) → (exit code, stdout, stderr), in this process."""
+    from tarnn.cli.main import main
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(*argv):
+        code = main([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    torch.set_num_threads(threads)

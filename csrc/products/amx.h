@@ -71,12 +71,6 @@ struct OfPairs {
   }
 };
 
-/// Lines of 64 bytes from `at` on.
-template <int lines>
-TARNN_INLINE void ask(const char* at) {
-  unrolled<lines>([&](auto i) TARNN_LAMBDA { __builtin_prefetch(at + i * 64); });
-}
-
 /// Up to 16 rows: sums of a whole panel, in the order in which its weights lie.
 template <typename Of>
 TARNN_INLINE void few(const char* w, Index steps, const std::uint8_t* rows, Index ld, float* out, Index ldo) {

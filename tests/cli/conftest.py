@@ -9,7 +9,6 @@ import transformers as hf
 from transformers.utils import logging
 
 from tarnn.cli import progress
-from tarnn.cli.main import main
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -33,21 +32,6 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(500)))
     return path
-
-
-@pytest.fixture
-def tarnn(capsys):
-    """tarnn(*argv) → (exit code, stdout, stderr), in this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def run(*argv):
-        code = main([str(arg) for arg in argv])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
 from support.open_folders import make_folder
-
-from tarnn.cli.main import main
 
 KILLED_RUN = str(Path(__file__).parents[1] / "support" / "killed_run.py")
 ANSWERS = {"red": "rouge", "blue": "bleu", "green": "vert"}
@@ -37,21 +34,6 @@ def chats(tmp_path):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
     return path
-
-
-@pytest.fixture
-def tarnn(capsys):
-    """tarnn(*argv) → (exit code, stdout, stderr), in this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def run(*argv):
-        code = main([str(arg) for arg in argv])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    torch.set_num_threads(threads)
 
 
 def spawned(argv, moment, at):
