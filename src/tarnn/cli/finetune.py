@@ -1,6 +1,8 @@
 """`tarnn finetune`: a folder and data in, an adapter or a tuned folder out."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,6 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from tarnn.errors import UserError
+from tarnn.log import Log
 
 DATA = (
     "A table (.jsonl, .csv, datasets:NAME) of messages, of prompt and completion, or of text; or files and folders of text. "
@@ -110,7 +113,6 @@ def finetune(
     import torch
 
     from tarnn.conversion.opening import read_config
-    from tarnn.training.callbacks import InterruptedRun
     from tarnn.tuning.run import positions_of, row_length, tune
     from tarnn.tuning.task import TuneSettings
 
@@ -143,12 +145,21 @@ def finetune(
         device="cpu",
     )
     log = partial(print, file=sys.stderr, flush=True)
-    try:
+    with resumable(log):
         tuned = tune(settings, log)
+    report(tuned, settings, folder)
+
+
+@contextmanager
+def resumable(log: Log) -> Iterator[None]:
+    """Say how a run that was interrupted within goes on, and leave with its exit code."""
+    from tarnn.training.callbacks import InterruptedRun
+
+    try:
+        yield
     except InterruptedRun as stop:
         log(f"tarnn: {stop}, saved; the same command with --resume goes on")
         raise Exit(stop.exit_code) from None
-    report(tuned, settings, folder)
 
 
 def refuse(options: dict[str, Any], why: str) -> None:

@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
-from tarnn.cli.finetune import DATA
+from tarnn.cli.finetune import DATA, resumable
 
 STEPS = 100
 
@@ -47,7 +47,6 @@ def tune_state(
 
     from tarnn.cli.convert import print_rows
     from tarnn.conversion.opening import read_config
-    from tarnn.training.callbacks import InterruptedRun
     from tarnn.tuning.run import positions_of, row_length
     from tarnn.tuning.state_run import tune_state as tuned
     from tarnn.tuning.task import TuneSettings
@@ -78,11 +77,8 @@ def tune_state(
         device="cpu",
     )
     log = partial(print, file=sys.stderr, flush=True)
-    try:
+    with resumable(log):
         result, size = tuned(settings, out, scale, log)
-    except InterruptedRun as stop:
-        log(f"tarnn: {stop}, saved; the same command with --resume goes on")
-        raise Exit(stop.exit_code) from None
     measure = "" if result.validation is None else f", {result.validation:.4f} nats/token held out"
     print(f"{result.steps:,} steps in {result.seconds:,.0f} s{measure}")
     follow = f"tarnn generate {folder} --state-in {out}"
