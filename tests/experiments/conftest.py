@@ -87,36 +87,3 @@ def recordings(tmp_path):
                 sound.writeframes(draw.normal(0, 3000, 3000).astype("<i2").tobytes())
             archive.writestr(f"{name}.wav", file.getvalue())
     return tmp_path / "sound"
-
-
-@pytest.fixture
-def citations(tmp_path):
-    """A file like Cora's: 12 papers in a ring."""
-    nodes = np.arange(12)
-    np.savez(
-        tmp_path / "cora.npz",
-        feature_indices=np.repeat(nodes % 3, 2) + np.tile([0, 3], 12),
-        feature_indptr=2 * np.arange(13),
-        num_features=6,
-        labels=nodes % 3,
-        edges=np.stack([nodes, (nodes + 1) % 12], 1),
-        train_idx=nodes[:6],
-        valid_idx=nodes[6:9],
-        test_idx=nodes[9:],
-    )
-    return tmp_path
-
-
-@pytest.fixture
-def objects(tmp_path):
-    """A file like COCO128's: 20 images of noise with two boxes each, the last with none."""
-    draw = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "coco128_96px.npz",
-        images=draw.integers(256, size=(20, 32, 32, 3), dtype=np.uint8),
-        boxes=draw.uniform(0.2, 0.4, (38, 4)).astype(np.float32),
-        classes=draw.integers(3, size=38).astype(np.uint8),
-        offsets=np.append(2 * np.arange(20), 38),
-        class_names=np.array(["a", "b", "c"]),
-    )
-    return tmp_path

@@ -34,8 +34,6 @@ OPTIONS = {
     "baseline_table": (TABLE, "--mnist", "mnist"),
     "choosing": ([*CHOOSING, "--kinds", "gated delta", DEFAULT], "--books", "books"),
     "copy_task": ([*COPY, "--heads", 4], None, None),
-    "detector": (["--quick"], "--data", "objects"),
-    "graph_nodes": (["--quick"], "--data", "citations"),
     "image_bits": (["--quick", "--test-images", 5, "--batch-size", 2], "--mnist", "mnist"),
     "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
     "long_proteins": (["--quick", "--only", "softmax", "elu + 1"], "--data", "sequences"),
@@ -45,9 +43,10 @@ OPTIONS = {
     "reviews": (["--quick", "--only", "linear"], "--data", "reviews"),
     "speech": (SPEECH, "--data", "recordings"),
     "time_memory": (TIME, None, None),
+    "tune_state": (["--quick"], None, None),
 }
 OTHERS = {"amino_acids", "byte_model", "pretrained"}  # see below
-FIXED = {"approximation_error", "graph_nodes", "image_speed", "time_memory"}
+FIXED = {"approximation_error", "image_speed", "time_memory"}
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of random configs
 
 
