@@ -17,6 +17,7 @@ from tarnn.data.tensor_file import flush
 from tarnn.decoding.lm import tokenizer_in
 from tarnn.errors import UserError
 from tarnn.huggingface.patching.patch import known_layers
+from tarnn.kernels.cpu.wide_products import widen
 from tarnn.log import Log
 from tarnn.tasks.settings import held_out_count
 from tarnn.tasks.text.pretrained import context_length
@@ -65,6 +66,7 @@ def tune(settings: TuneSettings, report: Log, show: bool = True) -> Tuned:
             set_seed(settings.seed)
             alpha = settings.alpha or 2 * settings.lora
             model = with_adapters(model, settings.lora, alpha, str(folder))
+            widen(model, but=base.get_output_embeddings())
         set_length(args, settings, task)
         for name, value in rows_of(settings, task, model, args.max_steps).items():
             report(f"{name:>14}  {value}")

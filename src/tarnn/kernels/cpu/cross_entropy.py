@@ -1,7 +1,8 @@
 """The cross-entropy of a linear layer's outputs, by blocks of rows, so that all logits are never there at once.
 
 The gradients are made in the forward pass, while a block's logits are in hand: nothing is computed twice, and what is kept is as
-large as x and, where it learns, as the weight. Rows without a label are left out. Products are PyTorch's own.
+large as x and, where it learns, as the weight. Rows without a label are left out. Products are PyTorch's own, but for those of 16
+bits where it is slow at them.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tarnn.kernels.cpu import wide_products
 from tarnn.kernels.cross_entropy import Call, Gradients, Outputs
 from tarnn.kernels.tracing import is_untraced
 from tarnn.numerics import full_precision, wide
@@ -36,10 +38,12 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     grad_x = torch.zeros_like(x) if for_backward and x.requires_grad else None
     # sums of a 16-bit weight's gradient are float32: each block would round them
     grad_weight = torch.zeros_like(weight, dtype=o.dtype) if for_backward and weight.requires_grad else None
+    slow = wide_products.are_slow(weight)
     with torch.no_grad(), full_precision(x):
         for block in rows.split(max(1, BLOCK // max(1, len(weight)))):
             y, label = x[block], labels[block]
-            logits = functional.log_softmax(y @ weight.T, -1, dtype=o.dtype)
+            logits = wide_products.times_transposed(y, weight) if slow else y @ weight.T
+            logits = functional.log_softmax(logits, -1, dtype=o.dtype)
             o += functional.nll_loss(logits, label, reduction="sum", ignore_index=ignored)
             if grad_x is None and grad_weight is None:
                 continue
@@ -49,7 +53,8 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
             if grad_weight is not None:
                 grad_weight.addmm_(grad.T, y.to(o.dtype))
             if grad_x is not None:
-                grad_x[block] = grad.to(x.dtype) @ weight
+                product = wide_products.times(grad, weight) if slow else grad.to(x.dtype) @ weight
+                grad_x[block] = product.to(x.dtype)
     return Outputs(o / divisor, grad_x, None if grad_weight is None else grad_weight.to(weight.dtype))
 
 
