@@ -64,6 +64,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         heads_per_ngram=2, ngram_vocab_size_base=64, make_ngram_vocab_size_divisible_by=8, split_ngram_parts=2,
     ),
     "OLMo-hybrid": lambda: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}),
+    "Lara-mini": lambda: hf.LaraMiniConfig(**GROUPED, **SHARED, **DELTA),
     "Kimi Linear": lambda: hf.KimiLinearConfig(**LATENT, **DENSE, **CHANNELS),
     "GLM-5-next": lambda: hf.Glm5NextTextConfig(
         **LATENT | {"qk_rope_head_dim": 0}, **DENSE, **CHANNELS, index_topk=128, index_head_dim=8, index_n_heads=2,

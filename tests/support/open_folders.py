@@ -71,6 +71,7 @@ SHORT = {  # names of released models (`published_configs`) whose families are a
     "mamba-130m-hf": "Mamba",
 }
 RELEASED = [name for name in PUBLISHED if name not in SHORT]  # folders of these are packed and served in tests, no more
+EVERY = (*CONFIGS, *CONFIGS_OF_5_24, *RELEASED)
 # one of each kind; the others are slow tests
 EACH_COMMIT = ("Llama", "Qwen3.5", "Mamba-2", "Jamba-v0.1", "Kimi-Linear-48B-A3B")
 PACKED_AND_SERVED = [pytest.param(x, marks=() if x in EACH_COMMIT else pytest.mark.slow) for x in (*CONFIGS, *RELEASED)]
@@ -80,17 +81,20 @@ TEMPLATE = (
 )
 
 
-def make_folder(folder, family, dtype=torch.float32, *, begins=False, **config):
-    """Save a model with random weights. begins: its tokenizer puts <|bos|> before each text. config: other values of keys."""
+def make_folder(folder, family, dtype=torch.float32, *, begins=False, scale=8, **config):
+    """Save a model with random weights. begins: its tokenizer puts <|bos|> before each text. config: other values of keys.
+
+    scale: of matrices, or all tokens are about as likely. Large ones also make rounding errors grow from layer to layer.
+    """
     torch.manual_seed(0)
     made = released(family) if family in RELEASED else (CONFIGS | CONFIGS_OF_5_24)[family]()
     for name, value in config.items():
         setattr(made, name, value)
     kind = hf.AutoModelForImageTextToText if hasattr(made, "text_config") else hf.AutoModelForCausalLM
-    model = kind.from_config(made).to(dtype)
+    model = kind.from_config(made, dtype=torch.float32).to(dtype)
     with torch.no_grad():
-        for x in model.parameters():
-            x *= 8 if x.ndim > 1 else 1  # or all tokens are about as likely
+        for name, x in model.named_parameters():
+            x *= scale if x.ndim > 1 and not name.endswith("A_log") else 1  # A_log is an exponent
     model.generation_config.eos_token_id = [257, 259]
     model.save_pretrained(folder)
     byte_level(begins=begins).save_pretrained(folder)

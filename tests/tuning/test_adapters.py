@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from support.open_folders import CONFIGS
+from support.open_folders import EVERY
 
 import tarnn as package
 from tarnn.data.tokenizers import byte_tokenizer
@@ -18,9 +18,10 @@ from tarnn.errors import UserError
 from tarnn.families.adapter import BASE, CONFIG, WEIGHTS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-OFTEN = ("Qwen3.5", "Mamba-2")
-FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x in CONFIGS]
+OFTEN = ("Qwen3.5", "Mamba-2", "Kimi-Linear-48B-A3B", "Zamba2-1.2B")
+FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x in EVERY]
 SMALL = ["--lora", "3", "--length", "48", "--learning-rate", "1e-2", "--eval-every", "4", "--save-every", "4"]
+SOFTMAX = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 IDS = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(2))
 
 
@@ -31,7 +32,9 @@ def losses(out):
 def with_peft(folder, adapter):
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(hf.AutoModelForCausalLM.from_pretrained(folder), adapter).eval()
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    model.set_experts_implementation("eager")  # of any size
+    return PeftModel.from_pretrained(model, adapter).eval()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,8 +43,9 @@ def test_the_loss_falls_and_merged_equals_unmerged(tarnn, folder_of, chats, tmp_
     code, shown, err = tarnn("finetune", folder, chats, "--out", out, *SMALL, "--steps", 24)
     assert code == 0, err
     assert f"tarnn generate {folder} --adapter {out}" in shown
+    assert err.count("its backward is torch's own") == (family in SOFTMAX)
     values = losses(out)
-    assert values[-1] < 0.9 * values[0]
+    assert values[-1] < 0.95 * values[0]
     tensors = load_file(out / WEIGHTS)
     assert all(x.any() for name, x in tensors.items() if "lora_B" in name)  # each began at 0, and learned
     assert (out / "last" / CONFIG).is_file()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tarnn.errors import UserError
-from tarnn.families.composites import INNER, TEXT
+from tarnn.families.adapter_places import place_of
 from tarnn.families.weights import Weights, files_source
 from tarnn.json_file import read_json
 
@@ -62,19 +62,37 @@ def with_adapter(weights: Weights, folder: Path, fingerprint: str | None = None)
     if None not in (made_for, fingerprint) and made_for != fingerprint:
         raise UserError(f"{folder} is an adapter of other weights than those of {weights.place}. {ANOTHER}")
     factors = read_adapter(folder)
-    homes = {weight_of(name, weights, folder): x for name, x in factors.items()}
-    for name, x in homes.items():
-        shape = (len(x.b), x.a.shape[1])
-        if weights.shape(name) != shape:
+    homes = dict[str, list[tuple[int, Factors]]]()
+    for name, x in factors.items():
+        place = place_of(name, weights)
+        if place is None:
+            raise UserError(f"{folder} adapts {name}, which {weights.place} does not have. {ANOTHER}")
+        shape, there = (len(x.b), x.a.shape[1]), (place.rows, *weights.shape(place.name)[1:])
+        if shape != there:
             raise UserError(
-                f"{folder} adapts {name} of shape {shape}, which has shape {weights.shape(name)} in {weights.place}. {ANOTHER}"
+                f"{folder} adapts {place.name} of shape {shape}, which has shape {there} in {weights.place}. {ANOTHER}"
+            )
+        others = dict(homes.setdefault(place.name, []))
+        if place.first not in others:
+            homes[place.name].append((place.first, x))
+        elif not same(x, others[place.first]):
+            raise UserError(
+                f"{folder} has several adapters for {place.name}, which layers of {weights.place} share; expected one. "
+                "`tarnn finetune` trains one."
             )
 
     def add(name: str, weight: Tensor) -> Tensor:
-        x = homes[name]
-        return torch.addmm(weight.float(), x.b.float(), x.a.float(), alpha=x.scale).to(weight.dtype)
+        whole = weight.to(torch.float32, copy=True)
+        for first, x in homes[name]:
+            whole[first : first + len(x.b)].addmm_(x.b.float(), x.a.float(), alpha=x.scale)
+        return whole.to(weight.dtype)
 
     return weights.changed([*homes], add)
+
+
+def same(x: Factors, y: Factors) -> bool:
+    """Return True if two adapters have the same numbers."""
+    return torch.equal(x.a, y.a) and torch.equal(x.b, y.b)
 
 
 def quick_fingerprint(weights: Weights) -> str:
@@ -86,15 +104,6 @@ def quick_fingerprint(weights: Weights) -> str:
         digest.update(f"{name} {weights.dtype(name)} {weights.shape(name)}".encode())
         digest.update(some.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def weight_of(module: str, weights: Weights, folder: Path) -> str:
-    """Return the whole name of a module's weight in a folder, whose text model may lie within one of images."""
-    names = [f"{module}.weight", f"{INNER}{module.removeprefix(TEXT)}.weight" if module.startswith(TEXT) else ""]
-    found = next((name for name in names if name in weights), None)
-    if found is None:
-        raise UserError(f"{folder} adapts {module}, which {weights.place} does not have. {ANOTHER}")
-    return found
 
 
 def read_adapter(folder: Path) -> dict[str, Factors]:

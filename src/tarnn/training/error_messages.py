@@ -31,7 +31,7 @@ def write_failure(error: BaseException) -> str | None:
     if type(error) in (SafetensorError, Exception):
         return next((why for number, why in FULL.items() if f"os error {number})" in str(error)), None)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    torchs = [frame.f_code.co_name for frame in frames if frame.f_globals["__name__"] == "torch.serialization"]
+    torchs = [frame.f_code.co_name for frame in frames if frame.f_globals.get("__name__") == "torch.serialization"]
     if isinstance(error, RuntimeError) and "save" in torchs:
         return "the disk is full, or a file grew beyond the limit on file sizes"
     return None

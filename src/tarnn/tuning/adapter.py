@@ -13,12 +13,16 @@ from tarnn.extras import needed_for
 from tarnn.families.adapter import BASE, CONFIG, WEIGHTS, quick_fingerprint
 from tarnn.families.weights import Weights
 
-WITHOUT_OUTPUTS = ("mamba", "mamba2", "falcon_mamba")  # model types in which peft refuses adapters on out_proj
+# model types in which peft refuses adapters on out_proj
+WITHOUT_OUTPUTS = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+# names of linear layers of which the weight alone is read (Mamba's), or that not every layer uses (Zamba2's)
+NOT_CALLED = (".dt_proj", "_adapter_list.")
 FILES = (CONFIG, WEIGHTS)
 
 
 def adapted_layers(model: Any, rank: int) -> list[str]:
-    """Names of the layers that get adapters: linear ones, but for the head and those no wider than an adapter, such as gates.
+    """Names of the layers that get adapters: linear ones, but for the head, those that are not called, and those no wider than an
+    adapter, such as gates.
 
     UserError where there is none.
     """
@@ -27,7 +31,7 @@ def adapted_layers(model: Any, rank: int) -> list[str]:
         name
         for name, x in model.named_modules()
         if type(x) is nn.Linear and x is not head and min(x.weight.shape) > rank
-        if not (kind in WITHOUT_OUTPUTS and name.endswith(".out_proj"))
+        if not any(x in name for x in NOT_CALLED) and not (kind in WITHOUT_OUTPUTS and name.endswith(".out_proj"))
     ]
     if not names:
         raise UserError(
@@ -51,7 +55,17 @@ def with_adapters(model: Any, rank: int, alpha: float, name: str) -> Any:
         warnings.simplefilter("ignore")  # peft's words on names of transformers that are to go
         adapted = get_peft_model(model, config)
     config.base_model_name_or_path = name
+    share(adapted)
     return adapted
+
+
+def share(model: Any) -> None:
+    """Let layers that share a weight share its adapter too, as Zamba's do: then the sum is one weight again."""
+    first = dict[int, Any]()
+    for x in model.modules():
+        if isinstance(getattr(x, "lora_A", None), nn.ModuleDict) and isinstance(x.base_layer, nn.Linear):
+            other = first.setdefault(id(x.base_layer.weight), x)
+            x.lora_A, x.lora_B = other.lora_A, other.lora_B
 
 
 def write_base(out: Path, base: Path) -> None:

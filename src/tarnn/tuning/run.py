@@ -99,10 +99,18 @@ def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
         raise UserError(f"{folder} holds a {type(model).__name__}; expected a language model.")
     if settings.kind == "full":
         model.float()
+    compute_experts(model)
     patch(model, report)
     if not any(known_layers(model)):
         report("its backward is torch's own: this model has no linear layers that tarnn computes")
     return model
+
+
+def compute_experts(model: Any) -> None:
+    """Let experts be computed one by one where torch's grouped product refuses their rows, which must be of whole 16 bytes."""
+    experts = [x for name, x in model.named_parameters() if ".experts." in name and x.ndim == 3]
+    if any(size * x.element_size() % 16 for x in experts for size in x.shape[1:]):
+        model.set_experts_implementation("eager")
 
 
 def make_task(settings: TuneSettings, model: Any, report: Log) -> TuneTask:

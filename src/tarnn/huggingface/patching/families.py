@@ -132,6 +132,7 @@ LOSSES = {  # of the families whose heads are hooked for nothing else
         _loss("Qwen4ExpForCausalLM", ROUTED_HEAD),
         _loss("Qwen4ExpForConditionalGeneration", ROUTED_IMAGE_HEAD),
     ),
+    "Lara-mini": (_loss("LaraMiniForCausalLM", ROUTED_HEAD),),
     "Kimi Linear": (_loss("KimiLinearForCausalLM"),),
     "GLM-5-next": (_loss("Glm5NextForConditionalGeneration", GLM_HEAD),),
     "Bailing hybrid": (_loss("BailingHybridForCausalLM"),),
@@ -269,6 +270,7 @@ _FAMILIES = (
             "OlmoHybridModel",
         ),
     ),
+    _family("Lara-mini", "lara_mini", GATED_DELTA, "LaraMiniGatedDeltaNet", "LaraMiniModel"),
     _family(
         "Kimi Linear",
         "kimi_linear",
