@@ -73,7 +73,9 @@ def estimate(model: Any, base: Any, longest: int, checkpointing: bool) -> Cost:
 
     model: as it will be trained, without gradients so far. base: the model of transformers in it.
     """
-    held, tokens, config = psutil.Process().memory_info().rss, min(TOKENS, longest), model.config.get_text_config()
+    tokens, config = min(TOKENS, longest), model.config.get_text_config()
+    kept_by(model, base, tokens)  # which reads the weights from their files, and does what is done once
+    held = psutil.Process().memory_info().rss
     kept, seconds = kept_by(model, base, tokens)
     layers, weights = config.num_hidden_layers, base.get_output_embeddings().weight
     inputs = layers * config.hidden_size * weights.element_size()

@@ -17,7 +17,6 @@ from tarnn.data.tensor_file import flush
 from tarnn.decoding.lm import tokenizer_in
 from tarnn.errors import UserError
 from tarnn.huggingface.patching.patch import known_layers
-from tarnn.kernels.cpu.wide_products import widen
 from tarnn.log import Log
 from tarnn.tasks.settings import held_out_count
 from tarnn.tasks.text.pretrained import context_length
@@ -31,6 +30,7 @@ from tarnn.tuning.examples import Example, read_examples
 from tarnn.tuning.memory import estimate, give_back_memory, refuse_too_much
 from tarnn.tuning.packing import Counts, fitted
 from tarnn.tuning.task import TuneSettings, TuneTask
+from tarnn.tuning.wide import widen
 
 LONGEST = 2048  # tokens of a row by default
 HELD_OUT = 64  # examples, at most, unless a fraction was given
@@ -66,7 +66,7 @@ def tune(settings: TuneSettings, report: Log, show: bool = True) -> Tuned:
             set_seed(settings.seed)
             alpha = settings.alpha or 2 * settings.lora
             model = with_adapters(model, settings.lora, alpha, str(folder))
-            widen(model, but=base.get_output_embeddings())
+            widen(model, base)
         set_length(args, settings, task)
         for name, value in rows_of(settings, task, model, args.max_steps).items():
             report(f"{name:>14}  {value}")

@@ -10,7 +10,6 @@ from transformers.trainer_utils import set_seed
 from tarnn.decoding.opening import open_step
 from tarnn.decoding.state_file import check_writable
 from tarnn.families.weights import Weights, files_source
-from tarnn.kernels.cpu.wide_products import widen
 from tarnn.log import Log
 from tarnn.matmul import fast_matmul, product_size
 from tarnn.training.arguments import training_arguments
@@ -20,6 +19,7 @@ from tarnn.training.run import TrainResult, run, set_length, take_folder
 from tarnn.tuning.run import make_task, open_to_tune, refuse_other_data, say_cost
 from tarnn.tuning.states import FirstStates, write_states
 from tarnn.tuning.task import TuneSettings
+from tarnn.tuning.wide import widen
 from tarnn.weight_files import WEIGHTS
 
 
@@ -40,7 +40,7 @@ def tune_state(
         saved = take_folder(settings, stack)
         model = open_to_tune(settings.folder, settings, report)
         states = FirstStates(model)
-        widen(model, but=model.get_output_embeddings())
+        widen(model, model)
         task = make_task(settings, model, report)
         refuse_other_data(settings, saved, task)
         write_settings(settings.out, {"settings": settings.as_json(), "data": task.data_facts})

@@ -67,7 +67,7 @@ class WideLinear(nn.Linear):
         return o if self.bias is None else o + self.bias
 
 
-def widen(model: nn.Module, but: nn.Module | None = None) -> None:
+def widen_layers(model: nn.Module, but: nn.Module | None = None) -> None:
     """Let frozen linear layers of a model multiply in float32, if their own type is slow here. but: a layer that stays."""
     for layer in model.modules():
         if type(layer) is nn.Linear and layer is not but and not layer.weight.requires_grad and are_slow(layer.weight):
