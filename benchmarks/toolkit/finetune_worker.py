@@ -47,7 +47,8 @@ def main() -> None:
     if given["method"] == "tarnn":
         of_tarnn(settings)
     else:
-        of_transformers(settings, given["rows"], compiled=given["method"].endswith("compiled"))
+        method = given["method"]
+        of_transformers(settings, given["rows"], "float32" if "float32" in method else "auto", "compiled" in method)
 
 
 def tell(**what: Any) -> None:
@@ -95,12 +96,12 @@ def of_tarnn(settings: TuneSettings) -> None:
     run.tune(settings, report, show=False)
 
 
-def of_transformers(settings: TuneSettings, rows: list[tuple[list[int], int]], compiled: bool) -> None:
+def of_transformers(settings: TuneSettings, rows: list[tuple[list[int], int]], dtype: str, compiled: bool) -> None:
     """The Trainer of transformers, as its documentation says. compiled: each layer, as the whole model takes longer."""
     tell()
     args = training_arguments(settings)
     args.max_steps, args.per_device_train_batch_size = MANY, len(rows)
-    model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
     set_seed(settings.seed)
     model = with_adapters(model, settings.lora, 2 * settings.lora, str(settings.folder))
     for layer in model.get_base_model().model.layers if compiled else ():

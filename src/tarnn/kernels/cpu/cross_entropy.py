@@ -38,7 +38,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     grad_x = torch.zeros_like(x) if for_backward and x.requires_grad else None
     # sums of a 16-bit weight's gradient are float32: each block would round them
     grad_weight = torch.zeros_like(weight, dtype=o.dtype) if for_backward and weight.requires_grad else None
-    slow = wide_products.are_slow(weight)
+    slow = not weight.requires_grad and wide_products.are_slow(weight)
     with torch.no_grad(), full_precision(x):
         for block in rows.split(max(1, BLOCK // max(1, len(weight)))):
             y, label = x[block], labels[block]
