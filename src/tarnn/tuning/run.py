@@ -17,6 +17,7 @@ from tarnn.data.tensor_file import flush
 from tarnn.decoding.lm import tokenizer_in
 from tarnn.errors import UserError
 from tarnn.huggingface.patching.patch import known_layers
+from tarnn.huggingface.wide import widen
 from tarnn.log import Log
 from tarnn.tasks.settings import held_out_count
 from tarnn.tasks.text.pretrained import context_length
@@ -30,7 +31,6 @@ from tarnn.tuning.examples import Example, read_examples
 from tarnn.tuning.memory import estimate, give_back_memory, refuse_too_much
 from tarnn.tuning.packing import Counts, fitted
 from tarnn.tuning.task import TuneSettings, TuneTask
-from tarnn.tuning.wide import widen
 
 LONGEST = 2048  # tokens of a row by default
 HELD_OUT = 64  # examples, at most, unless a fraction was given

@@ -10,6 +10,7 @@ from transformers.trainer_utils import set_seed
 from tarnn.decoding.opening import open_step
 from tarnn.decoding.state_file import check_writable
 from tarnn.families.weights import Weights, files_source
+from tarnn.huggingface.wide import widen
 from tarnn.log import Log
 from tarnn.matmul import fast_matmul, product_size
 from tarnn.training.arguments import training_arguments
@@ -19,7 +20,6 @@ from tarnn.training.run import TrainResult, run, set_length, take_folder
 from tarnn.tuning.run import make_task, open_to_tune, refuse_other_data, say_cost
 from tarnn.tuning.states import FirstStates, write_states
 from tarnn.tuning.task import TuneSettings
-from tarnn.tuning.wide import widen
 from tarnn.weight_files import WEIGHTS
 
 
