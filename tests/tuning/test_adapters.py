@@ -1,10 +1,12 @@
 """Adapters: the loss falls, each of them learns, merged they compute what peft does, a killed run goes on bit for bit."""
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+from weakref import ref
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import tarnn as package
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.errors import UserError
 from tarnn.families.adapter import BASE, CONFIG, WEIGHTS
+from tarnn.families.weights import Weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OFTEN = ("Qwen3.5", "Mamba-2", "Kimi-Linear-48B-A3B", "Zamba2-1.2B")
@@ -70,6 +73,29 @@ def test_rounded_weights_take_it_too(tarnn, folder_of, chats, tmp_path):
     code, text, err = tarnn("generate", folder, "--adapter", out, "--prompt", "red", "--max-new-tokens", 5, "--greedy")
     assert (code, "with the adapter" in err) == (0, True)
     assert text
+
+
+@pytest.mark.parametrize("weights", ["int8", "bfloat16"])
+def test_a_merged_model_keeps_no_sums_beside_its_packed_weights(tarnn, folder_of, chats, tmp_path, weights):
+    folder, out = folder_of("Qwen3.5"), tmp_path / "out"
+    assert tarnn("finetune", folder, chats, "--out", out, *SMALL, "--steps", 1)[0] == 0
+    sums = []
+    with pytest.MonkeyPatch.context() as patched:
+        add = Weights.changed
+
+        def noted(self, names, change):
+            def noting(name, x):
+                sums.append(ref((total := change(name, x)).untyped_storage()))
+                return total
+
+            return add(self, names, noting)
+
+        patched.setattr(Weights, "changed", noted)
+        lm = package.load(folder, weights, adapter=out)
+    gc.collect()
+    assert sums
+    assert not any(x() for x in sums)
+    assert lm.logits(IDS).isfinite().all()
 
 
 def test_a_killed_run_goes_on_bit_for_bit(run_alone, folder_of, chats, tmp_path):

@@ -77,8 +77,8 @@ def finetune(
     """Tune a model on your data: adapters of low rank (the default), or all weights.
 
     Of conversations (`messages`) the answers are learned, of `prompt` and `completion` the completion, of texts all. Short
-    examples share rows and stay apart, in attention and in states. The adapter is in PEFT's format: peft, transformers and
-    llama.cpp's converter read it. `tarnn generate` and `tarnn serve` take it by --adapter.
+    examples share rows and stay apart, in attention and in states. The adapter is in PEFT's format: peft and transformers read
+    it. `tarnn generate` and `tarnn serve` take it by --adapter.
 
     Ctrl-C saves and stops. After that, or when killed, the same command with --resume goes on.
 

@@ -21,6 +21,7 @@ from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.meta_device import build_on_meta
 from tarnn.program.instructions import Program, StateSpec
+from tarnn.program.outline import without_weights
 from tarnn.program.plain import PlainRuntime
 from tarnn.program.runtime import Runtime, Unavailable
 
@@ -58,6 +59,8 @@ def open_folder(
         more = f" and {len(left) - LISTED:,} more" if len(left) > LISTED else ""
         report(f"{folder} has weights that its language model does not use: {', '.join(left[:LISTED])}{more}")
     step, about = runtime_of(program, weights or default_format(saved), required=weights is not None, plain=plain)
+    if adapter is not None and isinstance(step, Runtime):
+        step.program = without_weights(step.program)  # sums are copies, not mapped files
     names = fields.get("architectures")
     return Opened(
         contents=contents_of(folder, config, tensors, fields),

@@ -1,5 +1,7 @@
 """Memory that there is, asked before it is taken: a system that runs out of it ends the process without a word."""
 
+import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 from tarnn.decoding.opened import Opened
@@ -21,6 +23,12 @@ def available_bytes(proc: Path = PROC, group: Path = GROUP) -> int | None:
         files = [int(x.split()[1]) for x in _text(group / "memory.stat").splitlines() if x.startswith("file ")]
         found.append(max(0, int(limit) - int(used) + sum(files)))  # pages of files are given back
     return min(found, default=None)
+
+
+def give_back_freed() -> None:
+    """Return memory that was freed to the system, where glibc keeps it for later."""
+    with suppress(OSError, AttributeError):  # another system, or another library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_memory(num_bytes: float, what: str, remedy: str) -> None:

@@ -19,6 +19,7 @@ from tarnn.decoding.from_packed import open_packed
 from tarnn.decoding.from_program import OWN, key_bytes as key_numbers, open_folder, text_fields
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import Step
+from tarnn.decoding.memory import give_back_freed
 from tarnn.decoding.opened import Limits, Opened
 from tarnn.decoding.refusal import Refusal
 from tarnn.errors import UserError
@@ -97,6 +98,7 @@ def _with_adapter(
     if torch.device(device).type != "cpu":
         raise UserError(f"{folder} with an adapter runs on the CPU, not on {device}; leave --device out.")
     opened = _of_program(folder, weights, dtype, report, adapter)
+    give_back_freed()
     about = (*opened.about, f"with the adapter {adapter}")
     return _as_folder_says(replace(opened, about=about), folder, read_json(folder / "config.json"))
 

@@ -100,7 +100,14 @@ def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
     if settings.kind == "full":
         model.float()
     compute_experts(model)
-    patch(model, report)
+    refusals = list[str]()
+    patch(model, refusals.append)
+    if refusals and settings.pack:
+        raise UserError(
+            f"{refusals[0]} Without tarnn's layers packed rows would leak into each other. Give --no-packing."
+        )
+    for line in refusals:
+        report(line)
     if not any(known_layers(model)):
         report("its backward is torch's own: this model has no linear layers that tarnn computes")
     return model
