@@ -98,14 +98,16 @@ def test_a_merged_model_keeps_no_sums_beside_its_packed_weights(tarnn, folder_of
     assert lm.logits(IDS).isfinite().all()
 
 
-def test_a_killed_run_goes_on_bit_for_bit(run_alone, folder_of, chats, tmp_path):
+@pytest.mark.parametrize("kind", ["adapters", pytest.param("all weights", marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_bit_for_bit(run_alone, folder_of, chats, tmp_path, kind):
     folder, whole, cut = folder_of("Qwen3.5"), tmp_path / "whole", tmp_path / "cut"
-    options = [*SMALL, "--steps", "12"]
+    options = [*(SMALL if kind == "adapters" else ["--full", *SMALL[2:]]), "--steps", "12"]
+    files = (WEIGHTS, f"last/{WEIGHTS}") if kind == "adapters" else ("model.safetensors",)
     assert run_alone("finetune", folder, chats, "--out", whole, *options) == 0
     assert run_alone("finetune", folder, chats, "--out", cut, *options, moment="in a step", at=6) == -9
     assert not (cut / "last").exists()
     assert run_alone("finetune", folder, chats, "--out", cut, *options, "--resume") == 0
-    for name in (WEIGHTS, f"last/{WEIGHTS}"):
+    for name in files:
         one, other = load_file(whole / name), load_file(cut / name)
         assert one.keys() == other.keys()
         assert all(torch.equal(x, other[key]) for key, x in one.items())
@@ -185,6 +187,23 @@ def test_more_memory_than_there_is(tarnn, folder_of, chats, tmp_path, monkeypatc
     code, _, err = tarnn("finetune", folder_of("Qwen3.5"), chats, "--out", tmp_path / "out", *SMALL, "--steps", 1)
     assert (code, "this run would take" in err, "choose a smaller --length" in err) == (2, True, True)
     assert not any((tmp_path / "out").glob("**/*.safetensors"))
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("packed", "is a file; expected a folder of transformers. Give the one that it was packed from."),
+    ("tarnn", "holds a model of tarnn's own; expected one of transformers. `tarnn train` trains it."),
+    ("rwkv7", "holds RWKV-7, which transformers lacks, so it runs and can't be tuned. Take another family."),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["finetune", "tune-state"])
+def test_what_runs_and_is_not_tuned(tarnn, chats, tmp_path, command, kind, words):
+    model = tmp_path / "model"
+    if kind == "packed":
+        model.write_bytes(b"")
+    else:
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps({"model_type": kind}))
+    code, _, err = tarnn(command, model, chats, "--out", tmp_path / "out")
+    assert (code, err.splitlines()[-1]) == (2, f"tarnn: error: {model} {words}")
 
 
 def test_bad_input(tarnn, folder_of, chats, tmp_path):

@@ -112,8 +112,7 @@ def finetune(
         raise UserError("--lora trains adapters and --full all weights; give one of them.")
     import torch
 
-    from tarnn.conversion.opening import read_config
-    from tarnn.tuning.run import positions_of, row_length, tune
+    from tarnn.tuning.run import fields_to_tune, positions_of, row_length, tune
     from tarnn.tuning.task import TuneSettings
 
     if threads is not None:
@@ -125,7 +124,7 @@ def finetune(
         kind="full" if full else "lora",
         lora=None if full else lora or RANK,
         alpha=alpha,
-        length=row_length(positions_of(read_config(folder)), length),
+        length=row_length(positions_of(fields_to_tune(folder)), length),
         pack=not no_packing,
         steps=steps,
         epochs=epochs,

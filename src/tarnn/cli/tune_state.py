@@ -46,8 +46,7 @@ def tune_state(
     import torch
 
     from tarnn.cli.convert import print_rows
-    from tarnn.conversion.opening import read_config
-    from tarnn.tuning.run import positions_of, row_length
+    from tarnn.tuning.run import fields_to_tune, positions_of, row_length
     from tarnn.tuning.state_run import tune_state as tuned
     from tarnn.tuning.task import TuneSettings
 
@@ -58,7 +57,7 @@ def tune_state(
         out=out.with_name(out.name + ".run"),
         folder=folder,
         kind="state",
-        length=row_length(positions_of(read_config(folder)), length),
+        length=row_length(positions_of(fields_to_tune(folder)), length),
         pack=not no_packing,
         steps=steps or (None if epochs else STEPS),
         epochs=epochs,

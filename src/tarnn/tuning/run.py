@@ -93,7 +93,7 @@ def refuse_other_data(settings: TuneSettings, saved: dict[str, Any] | None, task
 def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
     """Open the text model of a folder to train it; what computes it, where that is not tarnn, is said."""
     give_back_memory()
-    read_config(folder)
+    fields_to_tune(folder)
     model = open_pretrained(folder, text_only=True, report=report)
     if model.get_output_embeddings() is None:
         raise UserError(f"{folder} holds a {type(model).__name__}; expected a language model.")
@@ -111,6 +111,23 @@ def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
     if not any(known_layers(model)):
         report("its backward is torch's own: this model has no linear layers that tarnn computes")
     return model
+
+
+def fields_to_tune(folder: Path) -> dict[str, Any]:
+    """Return the fields of config.json of a model that can be tuned; UserError for what tarnn runs and does not tune."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; expected a folder of transformers. Give the one that it was packed from.")
+    fields = read_config(folder)
+    kind = fields.get("model_type")
+    if isinstance(kind, str) and kind.startswith("tarnn"):
+        raise UserError(
+            f"{folder} holds a model of tarnn's own; expected one of transformers. `tarnn train` trains it."
+        )
+    if kind == "rwkv7":
+        raise UserError(
+            f"{folder} holds RWKV-7, which transformers lacks, so it runs and can't be tuned. Take another family."
+        )
+    return fields
 
 
 def compute_experts(model: Any) -> None:
