@@ -11,8 +11,9 @@ tarnn alone. `large …`: the same in a model of the size of Qwen3.5-0.8B, with 
 Each contender has a process of its own (`toolkit/finetune_worker.py`, `toolkit/mlx_worker.py`), as memory is its own; the
 processes take turns, a step at a time. `transformers, float32` reads the weights as float32, since products of 16 bits are slow
 on processors without instructions for them. A contender whose first step takes more than --patience seconds or half of the memory
-is left out, and the page says so. ENVIRONMENT has `mlx`, `mlx-cpu` and `mlx-lm`; without it mlx-lm is left out. Correctness is
-checked first: a tiny model in float32 has the same losses, step by step (mlx-lm: the first one, for it draws other adapters).
+is left out, of later cases too, and the page says so. ENVIRONMENT has `mlx`, `mlx-cpu` and `mlx-lm`; without it mlx-lm is left
+out. Correctness is checked first: a tiny model in float32 has the same losses, step by step (mlx-lm: the first one, for it draws
+other adapters).
 """
 
 import json
@@ -158,8 +159,14 @@ def check(options) -> str:
         case = written(Path(folder), TINY, "float32", [70])
         losses, trained, rounds = {}, {}, 3
         for method in [x for x in options.methods if x not in (WIDE, COMPILED) and (x != MLX or options.mlx)]:
-            worker = Worker(method, options, case)
-            losses[method] = [worker.first["loss"], *(worker.step(60)["loss"] for _ in range(rounds - 1))]
+            try:
+                worker = Worker(method, options, case)
+                losses[method] = [
+                    worker.first["loss"],
+                    *(worker.step(options.patience)["loss"] for _ in range(rounds - 1)),
+                ]
+            except Missing as why:
+                return f"{method}: {why}"
             trained[method] = worker.about["trained"]
             worker.end()
     far = [abs(x - y) for method, at in losses.items() for x, y in zip(at[: 1 if method == MLX else 3], losses[OURS])]
@@ -181,16 +188,18 @@ def written(place: Path, config: dict[str, Any], dtype: str, lengths: list[int])
 
 
 def measure(options, found: Found, keep) -> None:
+    left_out = set[str]()
     for name in options.cases:
         model, lengths = CASES[name]
         config = FAMILIES[model](options.layers).to_dict() if options.layers else TINY
-        methods = [x for x in options.methods if x == OURS or "long" not in name]
+        methods = [x for x in options.methods if x == OURS or ("long" not in name and x not in left_out)]
         with tempfile.TemporaryDirectory() as folder:
             case = written(Path(folder), config, "bfloat16", lengths)
             size = sum(x.stat().st_size for x in Path(case["folder"]).glob("*.safetensors")) // 2
             learned = sum(len(ids) - skip for ids, skip in case["rows"])
             found[name] = {"parameters": size, "tokens": sum(lengths), "learned": learned}
             found[name]["ways"] = of_case(case, methods, options)
+        left_out |= {method for method, x in found[name]["ways"].items() if "missing" in x}
         keep()
 
 
