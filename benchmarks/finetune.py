@@ -235,7 +235,7 @@ def of_case(case: dict[str, Any], methods: list[str], options) -> dict[str, Foun
 
 
 def targets(found: Found) -> list[Target]:
-    times, bytes_of = _compared(found, "ms"), _compared(found, "peak_bytes", (THEIRS,))
+    times, bytes_of = _compared(found, "ms"), _compared(found, "peak_bytes")
     rows = {name: x for name, x in times.items() if name != "short"}
     judged = [
         at_least(f"a step at least {FASTER:g} times as fast as transformers", "measured", FASTER, rows),
