@@ -89,19 +89,19 @@ def test_gradients_are_those_of_examples_alone(states_of, family):
 
 def test_the_command(tarnn, folder_of, chats, tmp_path):
     folder, path = folder_of("Qwen3.5"), tmp_path / "a.state"
-    options = ["--steps", 20, "--length", 48, "--learning-rate", 0.3, "--eval-every", 5]
+    options = ["--steps", 20, "--length", 48, "--learning-rate", 1.0, "--eval-every", 5]
     code, shown, err = tarnn("tune-state", folder, chats, "--out", path, *options)
     assert code == 0, err
     assert f"tarnn generate {folder} --state-in {path}" in shown
     values = losses(tmp_path / "a.state.run")
     assert values[-1] < values[0] - 0.05
-    rest = ["--prompt", "red", "--max-new-tokens", 8, "--greedy"]
+    rest = ["--prompt", "red", "--max-new-tokens", 24, "--greedy"]
     code, plain, err = tarnn("generate", folder, *rest)
     code, tuned, err = tarnn("generate", folder, *rest, "--state-in", path)
     assert code == 0, err
     assert tuned != plain
     lm = package.load(folder)
-    assert "".join(lm.generate("red", state=lm.open_state(path), max_new_tokens=8, temperature=0)) == tuned
+    assert "".join(lm.generate("red", state=lm.open_state(path), max_new_tokens=24, temperature=0)) == tuned
     code, _, err = tarnn("generate", folder_of("Mamba-2"), "--state-in", path, *rest)
     assert (code, "was saved by another model" in err) == (2, True)
     assert tarnn("tune-state", folder, chats, "--out", path, *options, "--resume")[0] == 0  # nothing left to do
