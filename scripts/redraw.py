@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("", "src", "benchmarks", "experime
 from scripts.common import plots  # noqa: E402
 
 # what these draw is not in their results: the attention of a model that was trained
-WITHOUT = {"amino_acids"}
+WITHOUT = {"amino_acids", "amino_acids_3000"}
 
 
 class Row(dict[str, Any]):
