@@ -29,6 +29,7 @@ OPTIONS = {
     "experts": ["--quick"],
     "families": ["--quick", "--cases", "lora", "--rounds", 1, "--shrink", 64],
     "favor": ["--quick", *ONE_CELL, "--features", 6, "--head-dim", 8],
+    "finetune": ["--quick"],
     "first_token": ["--quick"],
     "fused_step": ["--quick"],
     "generate": ["--quick"],
