@@ -40,7 +40,7 @@ class Elu(_Elementwise):
     kernel = "elu"
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        return x.relu() + x.clamp(max=0).exp()
+        return x.relu() + x.masked_fill(x > 0, 0.0).exp()  # clamp(max=0) has no slope at 0 from torch 2.15 on
 
 
 @register("relu")

@@ -19,7 +19,7 @@ def features(name: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
         case "identity":
             return x, None
         case "elu":
-            return x.relu() + x.clamp(max=0).exp(), None
+            return x.relu() + x.masked_fill(x > 0, 0.0).exp(), None
         case "relu":
             return x.relu(), None
         case "squared_relu":
