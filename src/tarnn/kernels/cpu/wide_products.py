@@ -21,24 +21,24 @@ def are_slow(weight: Tensor) -> bool:
     return supported is not None and not supported()
 
 
-def pieces(weight: Tensor) -> list[Tensor]:
-    """Split a weight (n, e) into blocks of rows."""
-    return list(weight.split(max(1, PIECE // max(1, weight.shape[1]))))
+def rows_at_once(weight: Tensor) -> int:
+    """Return how many rows of a weight (n, e) are a piece."""
+    return max(1, PIECE // max(1, weight.shape[1]))
 
 
 def times_transposed(x: Tensor, weight: Tensor) -> Tensor:
     """Return x Wᵀ in float32, of x (m, e) and W (n, e)."""
     x = x.float()
-    out = x.new_empty(len(x), len(weight))
-    for part, block in zip(out.split([len(w) for w in pieces(weight)], 1), pieces(weight)):
+    out, n = x.new_empty(len(x), len(weight)), rows_at_once(weight)
+    for part, block in zip(out.split(n, 1), weight.split(n)):
         torch.mm(x, block.float().T, out=part)
     return out
 
 
 def times(x: Tensor, weight: Tensor) -> Tensor:
     """Return x W in float32, of x (m, n) and W (n, e)."""
-    out = x.new_zeros(len(x), weight.shape[1], dtype=torch.float32)
-    for part, block in zip(x.split([len(w) for w in pieces(weight)], 1), pieces(weight)):
+    out, n = x.new_zeros(len(x), weight.shape[1], dtype=torch.float32), rows_at_once(weight)
+    for part, block in zip(x.split(n, 1), weight.split(n)):
         out.addmm_(part.float(), block.float())
     return out
 
