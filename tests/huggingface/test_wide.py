@@ -1,0 +1,35 @@
+"""Softmax attention in float32 in a 16-bit model: at most twice the error of its own products, in packed rows too."""
+
+import pytest
+import torch
+import transformers as hf
+
+from tarnn.huggingface import wide
+
+
+@pytest.mark.parametrize("positions", [None, [0, 1, 2, 3, 0, 1, 2]], ids=["a row", "packed"])
+def test_a_widened_model_errs_no_more_than_by_16_bit_products(monkeypatch, positions):
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": 50,
+        "initializer_range": 0.3,
+    }
+    config = hf.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
+    model = hf.LlamaForCausalLM(config).bfloat16().requires_grad_(False).eval()
+    exact = hf.LlamaForCausalLM(config).eval()
+    exact.load_state_dict(model.state_dict())
+    given = {"input_ids": torch.randint(50, (1, 7)), "use_cache": False}
+    if positions is not None:
+        given["position_ids"] = torch.tensor([positions])
+    expected, plain = exact(**given).logits, model(**given).logits
+    monkeypatch.setattr(wide, "are_slow", lambda weight: True)
+    monkeypatch.setattr("tarnn.kernels.cpu.wide_products.are_slow", lambda weight: True)
+    wide.widen(model, model)
+    assert model.config._attn_implementation == wide.NAME
+    found = model(**given).logits
+    assert found.dtype == torch.bfloat16
+    error = [(x.float() - expected).abs().max().item() for x in (found, plain)]
+    assert error[0] <= 2 * error[1]
