@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from support import browser as browsers
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("TARNN_BYTES_A_THREAD", "0")  # else small models have one thread, whatever a test tells them
@@ -54,6 +55,15 @@ def cases_left_out(items):
             of_test[item.nodeid.partition("[")[0]].append(item)
     many = [sorted(x, key=lambda item: zlib.crc32(item.nodeid.encode())) for x in of_test.values() if len(x) >= MANY]
     return {item for cases in many for item in cases[-(-len(cases) // 3) :]}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not browsers.is_there():
+        pytest.skip(browsers.MISSING)
+    one = browsers.Browser(tmp_path_factory.mktemp("profile"))
+    yield one
+    one.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from support import browser as browsers
 from support.served_page import CONTRASTS, OUTSIDE
 
 from tarnn.analysis.attention_maps import attention_maps
@@ -44,15 +43,6 @@ def test_the_page_holds_the_weights_and_needs_nothing_else(page, maps):
         weights = steps / 255 * np.array(layer["largest"])[:, None, None]
         assert np.abs(weights - one.weights()[0].numpy()).max() <= max(layer["largest"]) / 510 + 1e-6
     assert not re.search(r"""(src|href)\s*=|https?://|import\s|fetch\(|url\(""", page.replace(json.dumps(found), ""))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if not browsers.is_there():
-        pytest.skip(browsers.MISSING)
-    one = browsers.Browser(tmp_path_factory.mktemp("profile"))
-    yield one
-    one.close()
 
 
 @pytest.fixture

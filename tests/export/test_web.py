@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from support import browser as browsers, javascript as js
+from support import javascript as js
 from support.exported import save_run
 from support.served_page import CONTRASTS, NAMELESS, OUTSIDE, wait
 
@@ -71,23 +71,14 @@ def address(sites):
     server.server_close()
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    if not browsers.is_there():
-        pytest.skip(browsers.MISSING)
-    one = browsers.Browser(tmp_path_factory.mktemp("profile"))
-    one.open("about:blank")
-    yield one
-    one.close()
-
-
 @pytest.fixture
-def browser(opened, address):
-    opened.requests(), opened.complaints()
-    yield opened
-    asked = [url for url in opened.requests() if not url.startswith(("data:", "blob:", "chrome"))]
+def browser(browser, address):
+    browser.open("about:blank")
+    browser.requests(), browser.complaints()
+    yield browser
+    asked = [url for url in browser.requests() if not url.startswith(("data:", "blob:", "chrome"))]
     assert all(url.startswith(address) for url in asked), asked
-    assert not opened.complaints()
+    assert not browser.complaints()
 
 
 def ready(browser, url):

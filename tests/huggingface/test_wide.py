@@ -10,14 +10,9 @@ from tarnn.huggingface import wide
 @pytest.mark.parametrize("positions", [None, [0, 1, 2, 3, 0, 1, 2]], ids=["a row", "packed"])
 def test_a_widened_model_errs_no_more_than_by_16_bit_products(monkeypatch, positions):
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "vocab_size": 50,
-        "initializer_range": 0.3,
-    }
-    config = hf.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = hf.LlamaConfig(**sizes, **heads, initializer_range=0.3, attn_implementation="sdpa")
     model = hf.LlamaForCausalLM(config).bfloat16().requires_grad_(False).eval()
     exact = hf.LlamaForCausalLM(config).eval()
     exact.load_state_dict(model.state_dict())
@@ -25,11 +20,14 @@ def test_a_widened_model_errs_no_more_than_by_16_bit_products(monkeypatch, posit
     if positions is not None:
         given["position_ids"] = torch.tensor([positions])
     expected, plain = exact(**given).logits, model(**given).logits
-    monkeypatch.setattr(wide, "are_slow", lambda weight: True)
-    monkeypatch.setattr("tarnn.kernels.cpu.wide_products.are_slow", lambda weight: True)
+    attend, types = wide.sdpa_attention_forward, []
+    for place in (wide.__name__, "tarnn.kernels.cpu.wide_products"):
+        monkeypatch.setattr(f"{place}.are_slow", lambda weight: True)
+    spy = lambda module, q, *x, **k: types.append(q.dtype) or attend(module, q, *x, **k)  # noqa: E731
+    monkeypatch.setattr(wide, "sdpa_attention_forward", spy)
     wide.widen(model, model)
-    assert model.config._attn_implementation == wide.NAME
     found = model(**given).logits
+    assert types == [torch.float32] * 2
     assert found.dtype == torch.bfloat16
     error = [(x.float() - expected).abs().max().item() for x in (found, plain)]
     assert error[0] <= 2 * error[1]

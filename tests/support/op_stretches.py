@@ -261,10 +261,14 @@ def call_here(case: Case, rank: int) -> Callable[[bool], None]:
 
 
 def joined(case: Case, parts: list[Tensors]) -> Tensors:
+    return join(parts, lambda name: _axis(case, name))
+
+
+def join(parts: list[Tensors], axis_of: Callable[[str], int | None]) -> Tensors:
     """The ranks' results as one process has them: stretches end to end, gradients of what all share summed."""
     whole = {}
     for name in parts[0]:
-        each, axis = [part[name] for part in parts], _axis(case, name)
+        each, axis = [part[name] for part in parts], axis_of(name)
         if axis is not None:
             whole[name] = torch.cat(each, axis)
         elif name.startswith("gradient"):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from support.op_stretches import join
 from tarnn import LinearState, feature_maps, linear_attention
 from tarnn.parallel import sequence
 
@@ -171,18 +172,7 @@ def on_rank(group: Any, rank: int, call: Call) -> dict[str, Tensor]:
 
 
 def joined(call: Call, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The ranks' results as one process has them: stretches end to end, gradients of what all share summed."""
-    whole = {}
-    for name in parts[0]:
-        each, axis = [part[name] for part in parts], axis_of(name, call)
-        if axis is not None:
-            whole[name] = torch.cat(each, axis)
-        elif name.startswith("gradient"):
-            whole[name] = torch.stack(each).sum(0)
-        else:
-            assert all(torch.equal(x, each[0]) for x in each), f"{name} differs between ranks"
-            whole[name] = each[0]
-    return whole
+    return join(parts, lambda name: axis_of(name, call))
 
 
 def in_float64(call: Call) -> Call:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from support import browser as browsers
 from support.live_server import running
 from support.served_page import CONTRASTS, LINES, NAMELESS, OUTSIDE, Page, readable, wait
 
@@ -30,15 +29,6 @@ def engine(served):
     model = replace(served("endless"), name="linear")  # as the server calls it
     with Engine(model, store=StateStore(model)) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if not browsers.is_there():
-        pytest.skip(browsers.MISSING)
-    one = browsers.Browser(tmp_path_factory.mktemp("profile"))
-    yield one
-    one.close()
 
 
 @pytest.fixture
