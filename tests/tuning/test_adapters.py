@@ -206,6 +206,18 @@ def test_what_runs_and_is_not_tuned(tarnn, chats, tmp_path, command, kind, words
     assert (code, err.splitlines()[-1]) == (2, f"tarnn: error: {model} {words}")
 
 
+def test_packed_rows_take_layers_that_begin_anew(tarnn, folder_of, chats, tmp_path, monkeypatch):
+    def differs(model):
+        raise ValueError("this transformers differs.")
+
+    monkeypatch.setattr("tarnn.conversion.opening.patch_transformers", differs)
+    line = ("finetune", folder_of("Qwen3.5"), chats, "--out", tmp_path / "out", *SMALL, "--steps", 1)
+    code, _, err = tarnn(*line)
+    assert (code, "differs. Without tarnn's layers packed rows would leak" in err) == (2, True)
+    code, _, err = tarnn(*line, "--no-packing")
+    assert (code, "this transformers differs." in err) == (0, True)
+
+
 def test_bad_input(tarnn, folder_of, chats, tmp_path):
     def refused(*options, data=chats, folder="Qwen3.5"):
         code, _, err = tarnn("finetune", folder_of(folder), data, "--out", tmp_path / "out", *options)

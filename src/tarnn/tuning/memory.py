@@ -18,18 +18,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from tarnn.decoding.memory import available_bytes
 from tarnn.errors import UserError
 
-TOKENS = 128  # of the pass that is looked at
+FEW, TOKENS = 32, 256  # of the pass that reads the weights from their files, and of the one that is looked at
 OF_ADAM = 12  # bytes per trained number: its gradient and two sums in float32
-BLOCK = (
-    2**26
-)  # bytes of float32 logits at a time (`linear_cross_entropy`); beside them a copy in 16 bits, and their softmax
+# bytes of float32 logits at a time (`linear_cross_entropy`); beside them a copy in 16 bits, and their softmax
+BLOCK = 2**26
 AT_ONCE = 1.0  # what a layer's backward pass takes beside what the layer keeps, as a part of that (measured)
-
-
-MMAP_THRESHOLD, LARGE = (
-    -3,
-    2**22,
-)  # glibc's name of the option, and bytes from which on memory is given back when it is free
+# glibc's name of the option, and bytes from which on memory is given back when it is free
+MMAP_THRESHOLD, LARGE = -3, 2**22
 
 
 def give_back_memory() -> None:
@@ -74,7 +69,7 @@ def estimate(model: Any, base: Any, longest: int, checkpointing: bool) -> Cost:
     model: as it will be trained, without gradients so far. base: the model of transformers in it.
     """
     tokens, config = min(TOKENS, longest), model.config.get_text_config()
-    kept_by(model, base, tokens)  # which reads the weights from their files, and does what is done once
+    kept_by(model, base, min(FEW, longest))  # and does what is done once
     held = psutil.Process().memory_info().rss
     kept, seconds = kept_by(model, base, tokens)
     layers, weights = config.num_hidden_layers, base.get_output_embeddings().weight
