@@ -13,6 +13,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from support.open_folders import EVERY
+from support.tuning_examples import losses
 
 import tarnn as package
 from tarnn.data.tokenizers import byte_tokenizer
@@ -26,10 +27,6 @@ FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x 
 SMALL = ["--lora", "3", "--length", "48", "--learning-rate", "1e-2", "--eval-every", "4", "--save-every", "4"]
 SOFTMAX = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 IDS = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(2))
-
-
-def losses(out):
-    return [x["loss"] for x in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "loss" in x]
 
 
 def with_peft(folder, adapter):

@@ -1,11 +1,9 @@
 """First states: they are what is trained, the file begins each text from them, and a killed run goes on bit for bit."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.tuning_examples import example
+from support.tuning_examples import example, losses
 
 import tarnn as package
 from tarnn.conversion.opening import open_pretrained, patch
@@ -22,10 +20,6 @@ OFTEN = ("Qwen3.5", "Mamba-2")
 RECURRENT = ("Qwen3.5", "Qwen3.5 with images", "Qwen3-Next", "OLMo-hybrid", "Mamba", "Mamba-2")
 FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x in RECURRENT]
 IDS = torch.randint(0, 256, (1, 3), generator=torch.Generator().manual_seed(2))
-
-
-def losses(out):
-    return [x["loss"] for x in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "loss" in x]
 
 
 @pytest.fixture
