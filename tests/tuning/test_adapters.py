@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 from weakref import ref
 
 import pytest
@@ -204,9 +205,7 @@ def test_what_runs_and_is_not_tuned(tarnn, chats, tmp_path, command, kind, words
 
 
 def test_packed_rows_take_layers_that_begin_anew(tarnn, folder_of, chats, tmp_path, monkeypatch):
-    def differs(model):
-        raise ValueError("this transformers differs.")
-
+    differs = Mock(side_effect=ValueError("this transformers differs."))
     monkeypatch.setattr("tarnn.conversion.opening.patch_transformers", differs)
     line = ("finetune", folder_of("Qwen3.5"), chats, "--out", tmp_path / "out", *SMALL, "--steps", 1)
     code, _, err = tarnn(*line)
