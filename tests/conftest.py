@@ -32,7 +32,7 @@ def pytest_configure(config):
 
 
 SCRIPTS = {"benchmarks", "experiments"}  # which no user imports: tests/scripts opens them at each commit
-THINNED = {"ops", "kernels", "huggingface", "decoding"}
+THINNED = {"ops", "kernels", "huggingface", "decoding", "families", "feature_maps"}
 MANY = 10  # cases
 
 

@@ -86,9 +86,8 @@ def test_the_lock_has_every_package_once_with_its_version_alone():
     assert len(names) == len(set(names))
     assert not any(name == "tarnn" or name.startswith(("nvidia-", "cuda-")) for name in names)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {
-        name: extra for name, extra in project["optional-dependencies"].items() if name != "gpu"
-    }  # none is at hand
+    # none is at hand
+    extras = {name: extra for name, extra in project["optional-dependencies"].items() if name != "gpu"}
     required = [*project["dependencies"], *(x for extra in extras.values() for x in extra)]
     assert {re.match(r"[\w-]+", x)[0] for x in required} - {"tarnn"} <= set(names)
 

@@ -261,15 +261,8 @@ def test_hydra(causal):
 
 
 def test_graph_is_softmax_over_neighbours():
-    edges = [
-        (0, 1),
-        (1, 2),
-        (4, 2),
-        (4, 0),
-        (3, 3),
-        (1, 0),
-        (5, 8),
-    ]  # one twice, one to itself, one out of the sequence
+    # one twice, one to itself, one out of the sequence
+    edges = [(0, 1), (1, 2), (4, 2), (4, 0), (3, 3), (1, 0), (5, 8)]
     layer, x = build(ROWS["graph"], edges=edges), inputs(2, 6, 14)
     real = torch.tensor([[True] * 6, [True, False, True, True, True, False]])
     v = layer.heads(layer.v_proj(x), 4)

@@ -24,9 +24,8 @@ pytestmark = [
     pytest.mark.skipif(not library.available(), reason="the compiled kernels can't be used"),
     pytest.mark.skipif(not js.is_there(), reason=js.MISSING),
 ]
-LIMITS = LIMITS | {
-    "bfloat16": 0.02
-}  # a processor that multiplies bfloat16 rounds activations to it; WebAssembly does not
+# a processor that multiplies bfloat16 rounds activations to it; WebAssembly does not
+LIMITS = LIMITS | {"bfloat16": 0.02}
 CLOSE = 1e-4  # between the two likeliest tokens: nearer ones may change places by rounding
 
 

@@ -105,9 +105,8 @@ def test_keys_of_an_inner_object_are_looked_at_too():
 def test_code_of_a_folder_is_refused():
     with pytest.raises(UserError, match="wants code of its own"):
         Config({"auto_map": {"AutoModel": "modeling.Model"}}).check_all_taken()
-    Config({"auto_map": {"AutoModel": "modeling.Model"}}).check_all_taken(
-        ["auto_map"]
-    )  # of a family that needs none of it
+    # of a family that needs none of it
+    Config({"auto_map": {"AutoModel": "modeling.Model"}}).check_all_taken(["auto_map"])
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "bitsandbytes", "fp8"])

@@ -74,9 +74,8 @@ def test_the_text_is_the_same(tmp_path, draft, frequent, monkeypatch):
         assert isinstance(loop.drafter, TrainedHead)
         assert loop.drafted > 0
         assert lm.opened.draft_head.num_outputs == min(frequent, lm.opened.config.vocab_size)
-    on = lm.generate(
-        "!", state=lm.read(PROMPT), temperature=0, max_new_tokens=9, draft=draft
-    )  # with no row to begin at
+    # with no row to begin at
+    on = lm.generate("!", state=lm.read(PROMPT), temperature=0, max_new_tokens=9, draft=draft)
     assert "".join(on) == "".join(lm.generate("!", state=lm.read(PROMPT), temperature=0, max_new_tokens=9))
 
 

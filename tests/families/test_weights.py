@@ -116,9 +116,8 @@ def test_tied_weights(weights):
     other = Weights.of({embedding: torch.ones(5, 3), head: torch.zeros(5, 3)})
     with pytest.raises(UserError, match=r"other numbers in lm_head\.weight than in model\.embed_tokens\.weight"):
         other.tied(head, embedding, (5, 3))
-    one = torch.full(
-        (5, 3), torch.nan
-    )  # of one tensor the numbers are the same, whatever they are, and nobody reads them
+    # of one tensor the numbers are the same, whatever they are, and nobody reads them
+    one = torch.full((5, 3), torch.nan)
     assert Weights.of({embedding: one, head: one}).tied(head, embedding, (5, 3)).isnan().all()
     other = Weights.of({embedding: torch.ones(5, 3), head: torch.zeros(3, 3)})
     with pytest.raises(UserError, match=r"lm_head\.weight of shape"):

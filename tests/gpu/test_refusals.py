@@ -63,9 +63,8 @@ def test_what_can_be_mended_is_worth_a_warning(a_gpu, on_the_gpu, words, part):
     assert isinstance(why, FixableRefusal)
     assert part in why
     assert why.startswith("On this GPU plain PyTorch computes")
-    assert not isinstance(
-        reasons("linear", call(dtype=torch.float32))["fla"], FixableRefusal
-    )  # nobody has to mend that
+    # nobody has to mend that
+    assert not isinstance(reasons("linear", call(dtype=torch.float32))["fla"], FixableRefusal)
 
 
 def call(t=5, d=8, dtype=torch.bfloat16, **fields) -> Call:

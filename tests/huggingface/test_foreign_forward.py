@@ -80,10 +80,8 @@ def test_in_bfloat16_to_the_bit_what_its_copy_in_float32_gives(model):
     assert torch.equal(*logits)
 
 
-SIXTEEN = {
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float32",
-}  # and the format in which weights are packed by default
+# and the format in which weights are packed by default
+SIXTEEN = {torch.bfloat16: "bfloat16", torch.float16: "float32"}
 
 
 @torch.no_grad()

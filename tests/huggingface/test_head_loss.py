@@ -31,13 +31,8 @@ OURS = {
     "tarnn, pairs": (models.TarnnForConditionalGeneration, models.TarnnSeq2SeqConfig, {}),
 }
 WITH_IMAGES = {"Qwen3.5": "Qwen3_5", "Qwen3.5-MoE": "Qwen3_5Moe", "Qwen4-exp": "Qwen4Exp", "GLM-5-next": "Glm5Next"}
-OTHERS = {
-    "RecurrentGemma",
-    "xLSTM",
-    "Inkling",
-    "Inkling 2",
-    "GLM-5-next",
-}  # whose logits are bounded or cut; or there with images
+# whose logits are bounded or cut; or there with images
+OTHERS = {"RecurrentGemma", "xLSTM", "Inkling", "Inkling 2", "GLM-5-next"}
 FEW = {"Qwen3.5", "OLMo-hybrid", "Mamba-2", "Falcon-H1"}  # of transformers' at each commit
 PATCHED = {x: FAMILIES[x] for x in FAMILIES if x not in OTHERS}
 KINDS = [*OURS, *(f"{name}, images" for name in WITH_IMAGES), *nightly_but(FEW, PATCHED)]

@@ -17,9 +17,8 @@ WITHOUT = {  # and how transformers refuses them
     "RecurrentGemma": "not supported with stateful models",
     "xLSTM": "not supported with stateful models",
 }
-CROPPED_BY_TRANSFORMERS = [
-    x for x in ("LFM2", "LFM2-MoE", "LFM3", "Inkling", "Inkling 2") if x in FAMILIES
-]  # convolutions alone
+# convolutions alone
+CROPPED_BY_TRANSFORMERS = [x for x in ("LFM2", "LFM2-MoE", "LFM3", "Inkling", "Inkling 2") if x in FAMILIES]
 NAMES = [x for x in FAMILIES if x not in WITHOUT]
 SOME = ["Qwen3-Next", "Kimi Linear", "Jamba", "Falcon-H1", "LFM2", "Mamba-2"]
 IDS = torch.randint(3, 99, (2, 150), generator=torch.Generator().manual_seed(2))

@@ -1,10 +1,11 @@
-"""Softmax attention in float32 in a 16-bit model: at most twice the error of its own products, in packed rows too."""
+"""Softmax attention in float32 in a 16-bit model: at most twice the error of its own products; packed sequences one at a time."""
 
 import pytest
 import torch
 import transformers as hf
 
 from tarnn.huggingface import wide
+from tarnn.huggingface.patching.packed import packed_step
 
 
 @pytest.mark.parametrize("positions", [None, [0, 1, 2, 3, 0, 1, 2]], ids=["a row", "packed"])
@@ -20,14 +21,19 @@ def test_a_widened_model_errs_no_more_than_by_16_bit_products(monkeypatch, posit
     if positions is not None:
         given["position_ids"] = torch.tensor([positions])
     expected, plain = exact(**given).logits, model(**given).logits
-    attend, types = wide.sdpa_attention_forward, []
+    bounds = torch.tensor([0, 7] if positions is None else [0, 4, 7])
+    attend, products = wide.sdpa_attention_forward, []
     for place in (wide.__name__, "tarnn.kernels.cpu.wide_products"):
-        monkeypatch.setattr(f"{place}.are_slow", lambda weight: True)
-    spy = lambda module, q, *x, **k: types.append(q.dtype) or attend(module, q, *x, **k)  # noqa: E731
+        monkeypatch.setattr(f"{place}.are_slow", lambda weight: weight.dtype == torch.bfloat16)
+    spy = lambda module, q, *x, **k: products.append((q.dtype, q.shape[2])) or attend(module, q, *x, **k)  # noqa: E731
     monkeypatch.setattr(wide, "sdpa_attention_forward", spy)
     wide.widen(model, model)
-    found = model(**given).logits
-    assert types == [torch.float32] * 2
+    with packed_step(bounds):
+        found = model(**given).logits
+    assert products == [(torch.float32, n) for n in bounds.diff().tolist()] * 2
     assert found.dtype == torch.bfloat16
     error = [(x.float() - expected).abs().max().item() for x in (found, plain)]
     assert error[0] <= 2 * error[1]
+    wide.widen(exact, exact)
+    with packed_step(bounds):
+        assert torch.allclose(exact(**given).logits, expected, atol=1e-5)

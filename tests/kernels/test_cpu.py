@@ -40,9 +40,8 @@ def test_every_width(mode, d, e):
     sizes = {"d": d, "e": e, "b": 1, "t": 33, "seed": 2}  # with seed 0 an argument of relu is 3e-7, so its sign is luck
     narrow, wide = (Call(drawn(mode, **sizes, dtype=x)) for x in ("float32", "float64"))
     wide.inputs, wide.grads = [x.double() for x in narrow.inputs], [x.double() for x in narrow.grads]
-    found = errors(
-        narrow.ours(), [x.detach().double() for x in wide.ours()]
-    )  # a wrong lane is wrong by all of its size
+    # a wrong lane is wrong by all of its size
+    found = errors(narrow.ours(), [x.detach().double() for x in wide.ours()])
     assert max(found.values()) < 1e-4
 
 

@@ -169,9 +169,8 @@ def test_fake_kernels_say_the_same_shapes_types_and_strides(case, side_by_side, 
         operator, inputs = calls[0]
         o = operator(*inputs)[0]
         assert o.transpose(1, 2).is_contiguous() == side_by_side
-        assert (
-            drawn.outputs().stride() == o.stride() or not library.available()
-        )  # without, only the operator's is laid out
+        # without, only the operator's is laid out
+        assert drawn.outputs().stride() == o.stride() or not library.available()
 
 
 @quiet

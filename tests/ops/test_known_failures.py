@@ -118,9 +118,8 @@ def test_exponential_features_of_any_size(size):
     v = torch.randn(1, 2, 90, 6)
     phi = feature_maps.Exp()
     o, state = linear_attention(q, k, v, phi, causal=True, return_state=True)
-    w = (
-        k.double()[..., None, :, :] + q.double()[..., :, None, :]
-    )  # Σ_f e^(q_f + k_f), as a softmax over pairs and features
+    # Σ_f e^(q_f + k_f), as a softmax over pairs and features
+    w = k.double()[..., None, :, :] + q.double()[..., :, None, :]
     w = w.masked_fill(torch.ones(90, 90, dtype=torch.bool).triu(1)[..., None], -torch.inf)
     exact = torch.softmax(w.flatten(-2), -1).unflatten(-1, (90, 6)).sum(-1) @ v.double()
     assert relative_error(o, exact) < 1e-5

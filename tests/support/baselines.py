@@ -21,12 +21,8 @@ class Row(NamedTuple):
     to_the_bit: bool = True
 
 
-MEMORIES = {
-    "segment": 9,
-    "memory": 9,
-    "compressed": 2,
-    "rate": 3,
-}  # of 9 tokens, which gradients are checked with, none is old
+# of 9 tokens, which gradients are checked with, none is old
+MEMORIES = {"segment": 9, "memory": 9, "compressed": 2, "rate": 3}
 ROWS = {
     "window": Row("baselines.window", {"window": 4, "sinks": 2}, causal=True),
     "lsh": Row("baselines.lsh", {"chunk": 3, "rounds": 2}, causal=True, to_the_bit=False),

@@ -38,9 +38,8 @@ def forward(call: Call, **hints: bool) -> Outputs:
         return packed.forward(forward, call, bounds(call.cu_seqlens, call.x.shape[2]), ["x"], ["S"])
     there = torch.ones_like(call.x[:, 0, :, 0]) if call.key_mask is None else call.key_mask.to(call.x.dtype)
     time = torch.nn.functional.pad(there, (1, 0)).cumsum(-1)  # (b, 1 + t): real tokens so far
-    x = torch.cat(
-        [call.S[:, :, None], call.x.masked_fill(there[:, None, :, None] == 0, 0.0)], 2
-    )  # the state is token −1
+    # the state is token −1
+    x = torch.cat([call.S[:, :, None], call.x.masked_fill(there[:, None, :, None] == 0, 0.0)], 2)
     o = (call.decay ** (time[:, :, None] - time[:, None]).tril()).tril()[:, None] @ x
     return Outputs(o[:, :, 1:].contiguous(), o[:, :, -1].contiguous())
 

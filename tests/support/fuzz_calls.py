@@ -298,9 +298,8 @@ class Call:
         if outputs_kept_in and a.normalize:
             den = torch.cat([self._denominators(*part) for part in parts], dim=2)
             lost = ((o * (1 + off_by)).to(outputs_kept_in).to(dtype) - o).detach()
-            o = o - lost * (
-                den.log() - den.log().detach()
-            )  # the same o, whose gradient of den is −o/den with o as kept
+            # the same o, whose gradient of den is −o/den with o as kept
+            o = o - lost * (den.log() - den.log().detach())
         if q_scale is not None and not a.normalize:
             o = o * q_scale.exp()[..., None]
         state = [torch.cat(parts) for parts in zip(*(piece[1] for piece in pieces))]

@@ -15,12 +15,8 @@ from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-LIMITS = {
-    "float64": 1e-12,
-    "float32": 1e-4,
-    "bfloat16": 0.05,
-    "float16": 0.01,
-}  # a wrong lane is wrong by all of its size
+# a wrong lane is wrong by all of its size
+LIMITS = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 
 torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
 torch.set_num_threads(1)

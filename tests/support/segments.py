@@ -22,9 +22,8 @@ def attended(layer, x: Tensor, past: Tensor) -> Tensor:
     for i in range(x.shape[1]):
         seen = old + i + 1
         angles = (old + i - torch.arange(seen, dtype=x.dtype))[:, None] * rates
-        r = layer.r_proj(torch.cat([angles.sin(), angles.cos()], -1)).unflatten(
-            -1, (-1, layer.head_dim)
-        )  # (seen, h, d)
+        # (seen, h, d)
+        r = layer.r_proj(torch.cat([angles.sin(), angles.cos()], -1)).unflatten(-1, (-1, layer.head_dim))
         content = torch.einsum("bhd,bshd->bhs", q[:, i] + layer.u[:, 0, 0], k[:, :seen])
         position = torch.einsum("bhd,shd->bhs", q[:, i] + layer.w[:, 0, 0], r)
         weights = ((content + position) / math.sqrt(layer.head_dim)).softmax(-1)

@@ -147,14 +147,8 @@ def test_masks_are_filled(tarnn, sources, tmp_path):
 
 def test_sounds_become_letters(tarnn, sources, tmp_path):
     run = tmp_path / "run"
-    classic = [
-        "--subsampling",
-        3,
-        "--decay",
-        "none",
-        "--position",
-        "sinusoidal",
-    ]  # which learns from 22 tones, at this rate
+    # which learns from 22 tones, at this rate
+    classic = ["--subsampling", 3, "--decay", "none", "--position", "sinusoidal"]
     rate = ["--learning-rate", 0.01, "--steps", 80]
     code, out, err = tarnn("train", sources["ctc"], "--out", run, *options("ctc"), *classic, *rate)
     assert code == 0, err

@@ -21,6 +21,10 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.errors import UserError
 from tarnn.families.adapter import BASE, CONFIG, WEIGHTS
 from tarnn.families.weights import Weights
+from tarnn.huggingface.head_loss import Unread
+from tarnn.log import silent
+from tarnn.tuning.run import open_to_tune
+from tarnn.tuning.task import TuneSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OFTEN = ("Qwen3.5", "Mamba-2", "Kimi-Linear-48B-A3B", "Zamba2-1.2B")
@@ -110,6 +114,16 @@ def test_a_killed_run_goes_on_bit_for_bit(run_alone, folder_of, chats, tmp_path,
         assert one.keys() == other.keys()
         assert all(torch.equal(x, other[key]) for key, x in one.items())
     assert losses(whole) == losses(cut)
+
+
+@pytest.mark.parametrize("family", sorted(SOFTMAX))
+def test_softmax_models_make_no_logits_for_the_loss(folder_of, family):
+    plain = hf.AutoModelForCausalLM.from_pretrained(folder_of(family)).train()
+    model = open_to_tune(folder_of(family), TuneSettings(sources=("",), out=folder_of(family)), silent).train()
+    ours, theirs = (x(input_ids=IDS, labels=IDS) for x in (model, plain))
+    assert type(vars(ours)["logits"]) is Unread
+    assert torch.allclose(ours.loss, theirs.loss, rtol=1e-5)
+    assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
 
 
 def test_all_weights(tarnn, folder_of, chats, tmp_path):

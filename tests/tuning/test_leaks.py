@@ -6,6 +6,7 @@ from support.open_folders import EVERY
 from support.tuning_examples import example
 
 from tarnn.conversion.opening import open_pretrained, patch
+from tarnn.huggingface.wide import widen
 from tarnn.log import silent
 from tarnn.tuning.adapter import with_adapters
 from tarnn.tuning.task import TuneTask
@@ -27,11 +28,12 @@ FAMILIES = [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x 
 
 def adapted(folder, dtype):
     """A model with adapters that change what it computes."""
-    model = open_pretrained(folder, text_only=True)
+    base = model = open_pretrained(folder, text_only=True)
     model.set_experts_implementation("eager")  # which computes in float64, too
     patch(model, silent)
     torch.manual_seed(0)
     model = with_adapters(model, 3, 6, "base")
+    widen(model, base)
     with torch.no_grad():
         for name, x in model.named_parameters():
             if "lora_B" in name:

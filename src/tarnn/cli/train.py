@@ -61,9 +61,8 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
         raise
     if os.environ.get("RANK", "0") == "0":  # under torchrun, once
         paths = {"model": out, "log": out / "log.jsonl", "settings": out / "settings.json"}
-        Output().write(  # which escapes what would steer a terminal
-            report(result, settings, paths) + "\n"
-        )
+        # which escapes what would steer a terminal
+        Output().write(report(result, settings, paths) + "\n")
 
 
 def parameters() -> list[inspect.Parameter]:

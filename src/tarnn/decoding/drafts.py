@@ -46,9 +46,8 @@ class PromptLookup:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._next: dict[
-            tuple[int, ...], int
-        ] = {}  # of some tokens that followed one another: where the next one stands
+        # of some tokens that followed one another: where the next one stands
+        self._next: dict[tuple[int, ...], int] = {}
 
     def read(self, ids: Sequence[int]) -> None:
         for token in ids[-WINDOW:]:

@@ -16,12 +16,8 @@ RENAMED = (  # parts of names, in transformers' modules and in folders
 )
 SHARED = re.compile(r"(.*layers\.)(\d+)(\.shared_transf(?:ormer)?\..*)")  # Zamba's layers that several layers share
 LAYERS = 1000
-PARTS_OF_DELTA = (
-    "qkv",
-    "z",
-    "b",
-    "a",
-)  # of the delta rule's projections, which folders of Lara-mini have as one weight
+# of the delta rule's projections, which folders of Lara-mini have as one weight
+PARTS_OF_DELTA = ("qkv", "z", "b", "a")
 
 
 class Place(NamedTuple):

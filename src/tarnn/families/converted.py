@@ -18,10 +18,8 @@ from tarnn.program.hybrid import REACHES, hybrid
 from tarnn.program.instructions import Program
 from tarnn.program.recording import ProgramError, Register
 
-NEAR = {
-    "tarnn_hybrid": (256, 4),
-    "tarnn_linear": (1, 0),
-}  # by implementation: window and sinks, unless options say them
+# by implementation: window and sinks, unless options say them
+NEAR = {"tarnn_hybrid": (256, 4), "tarnn_linear": (1, 0)}
 LONGEST = 2**31 - 1
 
 

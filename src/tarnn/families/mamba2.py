@@ -40,12 +40,8 @@ class Multipliers(NamedTuple):
 
 
 NEUTRAL = Multipliers()
-KINDS = {
-    "mamba": "mixer",
-    "linear_attention": "mixer",
-    "attention": "softmax",
-    "full_attention": "softmax",
-}  # of hybrids
+# of hybrids
+KINDS = {"mamba": "mixer", "linear_attention": "mixer", "attention": "softmax", "full_attention": "softmax"}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tarnn.huggingface.fused_forward import output_of
 from tarnn.huggingface.versions import by_role, cache_name, role
 from tarnn.ops.cross_entropy import linear_cross_entropy
 
+JOINS = "joins_head_and_loss"  # what marks a forward that does
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
@@ -150,6 +151,7 @@ def head_with_loss(forward: Callable[..., Any], **how: Any) -> Callable[..., Any
         logits = Unread(self.lm_head, hidden, head.in_float32)
         return made(**{**others, "loss": loss_of(self, hidden, labels, given), "logits": logits})
 
+    trains.__dict__[JOINS] = True  # which functions that wrap this one take over
     return trains
 
 

@@ -9,13 +9,8 @@ from torch import Tensor
 
 from tarnn.huggingface.versions import cache_in
 
-ORDERED = (
-    "inputs",
-    "input_ids",
-    "inputs_embeds",
-    "attention_mask",
-    "position_ids",
-)  # (b, t) or (b, t, c), in time's order
+# (b, t) or (b, t, c), in time's order
+ORDERED = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")
 
 
 def padding_before(

@@ -59,9 +59,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
 
     config: TarnnSeq2SeqConfig
     config_class = TarnnSeq2SeqConfig
-    _tied_weights_keys = {  # noqa: RUF012
-        "encoder.embed_tokens.weight": "decoder.embed_tokens.weight"
-    }
+    _tied_weights_keys = {"encoder.embed_tokens.weight": "decoder.embed_tokens.weight"}  # noqa: RUF012
 
     def build(self, config: ModelConfig) -> None:
         self.encoder = TarnnModel(self.config.encoder())

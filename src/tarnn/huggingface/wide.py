@@ -1,21 +1,40 @@
-"""Softmax attention and frozen linear layers of 16-bit models in float32, where torch is slow at 16 bits."""
+"""Softmax attention and frozen linear layers of models that are tuned: in float32, where torch is slow at 16 bits.
 
+Sequences that share a row attend one at a time. Transformers masks the products between them; here they are not made.
+"""
+
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from tarnn.huggingface.head_loss import JOINS
+from tarnn.huggingface.patching.packed import bounds_of
 from tarnn.kernels.cpu.wide_products import are_slow, widen_layers
 
-NAME = "tarnn_wide_sdpa"
+NAME = "tarnn_sdpa"
 
 
-def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """Transformers' softmax attention, multiplied in float32 and rounded to q's type."""
-    o, weights = sdpa_attention_forward(module, q.float(), k.float(), v.float(), *args, **kwargs)
-    return o.to(q.dtype), weights
+def attend(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Return transformers' softmax attention (b, t, h, d) of q, k, v (b, h, t, d), in q's type.
+
+    attention_mask: (…, t, t); it still holds within a sequence.
+    """
+    dtype, bounds = q.dtype, bounds_of(options)
+    if are_slow(q):
+        q, k, v = q.float(), k.float(), v.float()
+    cuts = [(0, None)] if bounds is None or len(q) > 1 else pairwise(bounds.tolist())
+    parts = []
+    for i, j in cuts:
+        mask = attention_mask if attention_mask is None else attention_mask[..., i:j, i:j]
+        parts.append(sdpa_attention_forward(module, q[:, :, i:j], k[:, :, i:j], v[:, :, i:j], mask, **options)[0])
+    return torch.cat(parts, 1).to(dtype), None
 
 
 def widen(model: nn.Module, base: Any) -> None:
@@ -23,9 +42,9 @@ def widen(model: nn.Module, base: Any) -> None:
 
     On an AMD EPYC with AVX2, a step of a model in bfloat16 took over ten minutes, and takes 12 seconds so.
     """
-    head = base.get_output_embeddings()
-    widen_layers(model, but=head)
-    if are_slow(head.weight) and base.config._attn_implementation == "sdpa":
+    # a head that is one with the loss is widened there
+    widen_layers(model, but=base.get_output_embeddings() if hasattr(base.forward, JOINS) else None)
+    if base.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         base.set_attn_implementation(NAME)

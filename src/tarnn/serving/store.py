@@ -17,10 +17,8 @@ from tarnn.serving.storage.ids import Hold, Holds, check_name, gone, mine, new_i
 from tarnn.serving.storage.packed import Packed, Packer, seal
 from tarnn.serving.storage.states import Entry, States
 
-TREES, LEAST_TREES = (
-    16,
-    2**24,
-)  # tokens of states on disk take one part in 16 of its bound in memory; at least 16 MiB may be
+# tokens of states on disk take one part in 16 of its bound in memory; at least 16 MiB may be
+TREES, LEAST_TREES = (16, 2**24)
 
 
 class StateStore:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from tarnn.conversion.opening import open_pretrained, patch, read_config
 from tarnn.data.tensor_file import flush
 from tarnn.decoding.lm import tokenizer_in
 from tarnn.errors import UserError
+from tarnn.families.by_name import FAMILIES
+from tarnn.huggingface.head_loss import head_with_loss
 from tarnn.huggingface.patching.patch import known_layers
 from tarnn.huggingface.wide import widen
 from tarnn.log import Log
@@ -34,6 +37,8 @@ from tarnn.tuning.task import TuneSettings, TuneTask
 
 LONGEST = 2048  # tokens of a row by default
 HELD_OUT = 64  # examples, at most, unless a fraction was given
+# softmax models that make logits of hidden states by lm_head alone
+PLAIN = {model_type for model_type, file in FAMILIES.items() if file == "llama"}
 LAST = "last"  # the folder of the latest adapter, within that of the best
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt")
 
@@ -66,7 +71,7 @@ def tune(settings: TuneSettings, report: Log, show: bool = True) -> Tuned:
             set_seed(settings.seed)
             alpha = settings.alpha or 2 * settings.lora
             model = with_adapters(model, settings.lora, alpha, str(folder))
-            widen(model, base)
+        widen(model, base)
         set_length(args, settings, task)
         for name, value in rows_of(settings, task, model, args.max_steps).items():
             report(f"{name:>14}  {value}")
@@ -110,6 +115,8 @@ def open_to_tune(folder: Path, settings: TuneSettings, report: Log) -> Any:
         report(line)
     if not any(known_layers(model)):
         report("its backward is torch's own: this model has no linear layers that tarnn computes")
+        if model.config.model_type in PLAIN:  # as tarnn hooks those that it computes
+            model.forward = MethodType(head_with_loss(type(model).forward), model)
     return model
 
 

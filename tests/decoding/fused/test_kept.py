@@ -130,9 +130,8 @@ def test_packing_compares_with_a_fresh_model_once_and_so_does_each_text(monkeypa
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_sample_has_a_number_of_each_row_and_of_long_rows_one_a_kilobyte(shape, dtype, whole):
     integers = torch.int16 if dtype == torch.bfloat16 else torch.int32
-    x = (
-        torch.arange(torch.Size(shape).numel(), dtype=integers).view(shape).view(dtype)
-    )  # each number's bits are its place
+    # each number's bits are its place
+    x = torch.arange(torch.Size(shape).numel(), dtype=integers).view(shape).view(dtype)
     if not whole:
         x = x.mT.contiguous().mT if x.ndim > 1 else torch.stack([x, x], -1)[..., 0]
     places = kept.sample_of(x).tolist()

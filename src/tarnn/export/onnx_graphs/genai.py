@@ -11,11 +11,8 @@ from tarnn.program.instructions import Program
 
 LENGTH = 2**20  # tokens, where the model has no limit
 KEYS, FILTER, RECURRENT = frozenset("kv"), frozenset({"conv"}), frozenset({"conv", "recurrent"})
-TYPES = {  # genai's model: the states that each of its layers has
-    "llama": {KEYS},
-    "lfm2": {KEYS, FILTER},
-    "qwen3_5_text": {KEYS, RECURRENT},
-}
+# genai's model: the states that each of its layers has
+TYPES = {"llama": {KEYS}, "lfm2": {KEYS, FILTER}, "qwen3_5_text": {KEYS, RECURRENT}}
 LAYERS = {KEYS: "full_attention", FILTER: "conv", RECURRENT: "linear_attention"}
 NAMES = {  # of inputs and outputs
     "key": ("past_key_values.%d.key", "present.%d.key"),

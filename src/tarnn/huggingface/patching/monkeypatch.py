@@ -29,9 +29,8 @@ def original(owner: Any, name: str) -> Any:
     replacement = _REPLACED.get(owner, {}).get(name)
     if replacement is None:
         return getattr(owner, name)
-    return (
-        getattr(super(owner, owner), name) if replacement.before is _ABSENT else replacement.before
-    )  # a class inherits it
+    # a class inherits it
+    return getattr(super(owner, owner), name) if replacement.before is _ABSENT else replacement.before
 
 
 def acquire(owner: Any, name: str, value: Any, holder: int) -> None:

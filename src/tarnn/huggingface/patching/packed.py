@@ -20,9 +20,8 @@ from tarnn.huggingface.patching.gaps import find_gaps, telling
 from tarnn.huggingface.versions import cache_in
 
 _BOUNDS: ContextVar[Tensor | None] = ContextVar("bounds", default=None)
-_OF_A_STEP: ContextVar[bool] = ContextVar(
-    "of_a_step", default=False
-)  # whether a caller's bounds last to the end of backward
+# whether a caller's bounds last to the end of backward
+_OF_A_STEP: ContextVar[bool] = ContextVar("of_a_step", default=False)
 
 LEAKS = {  # text models that mix packed sequences in parts which tarnn doesn't compute
     "Glm5NextTextModel": "selects the keys of its attention",

@@ -38,11 +38,8 @@ class Undo:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "pasts": [],
-            "next_past": 0,
-            "num_tokens": self.num_tokens,
-        }  # no file holds the functions that read again
+        # no file holds the functions that read again
+        return {"pasts": [], "next_past": 0, "num_tokens": self.num_tokens}
 
     def note(self, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, replay: Replay) -> None:
         """Take note of what the next recurrence of this call reads. tensor(state): as the cache holds it."""

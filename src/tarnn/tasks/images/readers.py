@@ -154,9 +154,8 @@ def read_folder(folder: Path, wanted: str | None, parts: Sequence[str]) -> Image
     classes = None if labels[0] is None else np.concatenate(labels)
     if format_of(files[0]) == "picture":
         classes = classes_of(folder, files, bool(part))
-    whole = (
-        pixels[0] if len(files) == 1 else of_one_size(pixels, files)
-    )  # one file is not copied: it may take gigabytes
+    # one file is not copied: it may take gigabytes
+    whole = pixels[0] if len(files) == 1 else of_one_size(pixels, files)
     return Images(whole, classes, f"{folder}:{part}" if part else str(folder))
 
 
