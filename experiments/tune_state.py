@@ -1,6 +1,6 @@
 """What tuned first states teach: a task that the model half knows, and one that it does not, beside LoRA and beside a prompt.
 
-    python experiments/tune_state.py --threads 1             # about a quarter of an hour; killed, it goes on after the base model
+    python experiments/tune_state.py --threads 1             # about half an hour; killed, it goes on with --resume
     python experiments/tune_state.py --quick
 
 A small model of Qwen3.5's kind (three layers with the gated delta rule, one with softmax attention) is trained on pages of lines
@@ -11,18 +11,24 @@ before the first token alone, or adapters (LoRA). The rate is the one of --state
 with lines of the same examples in front, as many as a page of its training can have. The second task is of two rules one after
 the other, which no page had.
 
-S0 tuning: arXiv 2604.01168.
+S0 tuning: arXiv 2604.01168. Its package, s0-tuning, tunes the same model on the same lines where it is installed: as it is, and
+once with the steps, the rate, the factor and the penalty (none) of tarnn's own states.
 """
 
+import importlib.util
 import json
 import random
+import statistics
 import sys
+import time
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import tarnn
 
@@ -31,9 +37,11 @@ from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, mean_and_error, page
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.decoding.opening import open_step
 from tarnn.log import silent
 from tarnn.tuning.run import tune
 from tarnn.tuning.state_run import tune_state
+from tarnn.tuning.states import write_states
 from tarnn.tuning.task import TuneSettings
 
 LETTERS = "abcdefgh"
@@ -54,19 +62,37 @@ FULL = {
     "word": 4,
     "examples": 48,
     "steps": 60,
+    "s0_steps": 20,
     "seeds": [0, 1, 2],
     "tested": 200,
     "rank": 16,
     "state_rates": [1e-2, 1e-1],
     "lora_rates": [1e-3, 5e-3],
     "runs": Path("runs/tune_state"),
+    "resume": False,
 }
-QUICK = {"updates": 10, "rows": 4, "hidden": 32, "examples": 6, "steps": 3, "seeds": [0], "tested": 8, "rank": 4}
+QUICK = {
+    "updates": 10,
+    "rows": 4,
+    "hidden": 32,
+    "examples": 6,
+    "steps": 3,
+    "s0_steps": 1,
+    "seeds": [0],
+    "tested": 8,
+    "rank": 4,
+}
 QUICK |= {"state_rates": [1e-2], "lora_rates": [1e-3], "runs": Path("runs/tune_state_quick")}
 
 
 def main() -> int:
-    about = {"lines": "of a page", "word": "letters", "examples": "lines to tune on", "tested": "lines to measure on"}
+    about = {
+        "lines": "of a page",
+        "word": "letters",
+        "examples": "lines to tune on",
+        "tested": "lines to measure on",
+        "s0_steps": "of s0-tuning as it is",
+    }
     options = parse(__file__, __doc__, FULL, QUICK, about=about)
     return run(options, measure, results=[], report=report)
 
@@ -130,9 +156,12 @@ def answers(ids: torch.Tensor, options: Any) -> torch.Tensor:
 
 
 def measure(options: Any, results: list[dict[str, Any]], keep: Any) -> None:
-    folder = base(options)
+    folder, path = base(options), options.out / "tune_state.json"
+    if options.resume and path.exists():
+        results += json.loads(path.read_text())["results"]
+    done = [(x["task"], x["seed"]) for x in results]
     for task, rule in TASKS.items():
-        for seed in options.seeds:
+        for seed in [x for x in options.seeds if (task, x) not in done]:
             draw = random.Random(seed + 1)
             examples, others = lines(draw, options, rule, options.examples), lines(draw, options, rule, 16)
             tested = lines(draw, options, rule, options.tested)
@@ -141,8 +170,16 @@ def measure(options: Any, results: list[dict[str, Any]], keep: Any) -> None:
             shown = "".join(f"{x}{y}\n" for x, y in examples[: options.lines - 1])
             row: dict[str, Any] = {"task": task, "seed": seed, "before": right(tarnn.load(folder))}
             row["prompt"] = right(tarnn.load(folder), before=shown)
-            row["state"], row["state_rate"] = best(options, folder, files, "state", right)
-            row["lora"], row["lora_rate"] = best(options, folder, files, "lora", right)
+            row["state"], row["state_rate"], row["state_seconds"] = best(options, folder, files, "state", right)
+            row["lora"], row["lora_rate"], row["lora_seconds"] = best(options, folder, files, "lora", right)
+            if importlib.util.find_spec("s0"):
+                row["s0_version"] = version("s0-tuning")
+                ways = {"s0": {"n_steps": options.s0_steps}}
+                if not results:  # once: it takes minutes
+                    ours = {"n_steps": options.steps, "lr": row["state_rate"], "alpha": 1.0, "l2_lambda": 0.0}
+                    ways["s0_ours"] = ours
+                for name, others in ways.items():
+                    row[name], row[f"{name}_seconds"] = by_s0(options, folder, examples, right, others)
             print(row, flush=True)
             results.append(row)
             keep()
@@ -153,10 +190,11 @@ def written(path: Path, some: list[tuple[str, str]]) -> Path:
     return path
 
 
-def best(options: Any, folder: Path, files: list[Path], kind: str, right: Any) -> tuple[float, float]:
-    """Tune with each rate; return what is right with the one of the smallest loss on the second file, and that rate."""
+def best(options: Any, folder: Path, files: list[Path], kind: str, right: Any) -> tuple[float, float, float]:
+    """Tune with each rate; of the one with the smallest loss on the second file return what is right, the rate, and seconds."""
     tried = []
     for rate in options.state_rates if kind == "state" else options.lora_rates:
+        begun = time.perf_counter()
         out = options.runs / f"{kind}.run"
         settings = TuneSettings(
             sources=(str(files[0]),), out=out, folder=folder, kind=kind, lora=options.rank if kind == "lora" else None,
@@ -166,12 +204,43 @@ def best(options: Any, folder: Path, files: list[Path], kind: str, right: Any) -
         if kind == "state":
             path = options.runs / "tuned.state"
             result, _ = tune_state(settings, path, 1.0, silent, show=False)
-            lm = tarnn.load(folder)
-            tried.append((result.validation, right(lm, state=lm.open_state(path)), rate))
+            seconds, lm = time.perf_counter() - begun, tarnn.load(folder)
+            tried.append((result.validation, right(lm, state=lm.open_state(path)), rate, seconds))
         else:
             result = tune(settings, silent, show=False).result
-            tried.append((result.validation, right(tarnn.load(folder, adapter=out)), rate))
+            seconds = time.perf_counter() - begun
+            tried.append((result.validation, right(tarnn.load(folder, adapter=out)), rate, seconds))
     return min(tried)[1:]
+
+
+def by_s0(options: Any, folder: Path, examples: Any, right: Any, others: dict[str, Any]) -> tuple[float, float]:
+    """Let s0-tuning train, with its own settings but for some; return what is right from its states, and seconds."""
+    from s0 import S0Config, S0Trainer
+
+    kept, path = modeling_qwen3_5.torch_chunk_gated_delta_rule, options.runs / "s0.state"
+    model = Qwen3_5ForCausalLM.from_pretrained(folder).eval()
+    trainer = S0Trainer(model, AutoTokenizer.from_pretrained(folder), S0Config(**others))
+    modeling_qwen3_5.torch_chunk_gated_delta_rule = by_attribute(model)
+    begun = time.perf_counter()
+    trainer.train([(f"{prompt}{answer}\n", len(prompt)) for prompt, answer in examples])
+    seconds = time.perf_counter() - begun
+    modeling_qwen3_5.torch_chunk_gated_delta_rule = kept
+    states = trainer._scaled_states()  # by layers, times its factor
+    write_states(path, [states[i].detach() for i in sorted(states)], open_step(folder))
+    lm = tarnn.load(folder)
+    return right(lm, state=lm.open_state(path)), seconds
+
+
+def by_attribute(model: Any) -> Any:
+    """A function in whose place each layer's attribute is called, as up to transformers 5.14: s0-tuning puts its states there.
+
+    Chunks of 16 positions instead of 64, most of which would be padding: the same numbers in less time.
+    """
+    name, running = "chunk_gated_delta_rule", list[Any]()
+    for layer in model.modules():
+        if hasattr(layer, name):
+            layer.register_forward_pre_hook(lambda layer, _: running.append(layer))
+    return lambda *inputs, **options: getattr(running.pop(), name)(*inputs, chunk_size=16, **options)
 
 
 def exact(lm: Any, tested: list[tuple[str, str]], before: str = "", state: Any = None) -> float:
@@ -189,21 +258,43 @@ def report(options: Any, facts: dict[str, Any], results: list[dict[str, Any]]) -
         "before": "before",
         "prompt": f"{options.lines - 1} lines in front",
         "state": "first states",
+        "s0": "first states, s0-tuning",
+        "s0_ours": "first states, s0-tuning, settings as tarnn's, one seed",
         "lora": "LoRA",
     }
 
     def cell(task: str, way: str) -> str | None:
-        return mean_and_error([100 * x[way] for x in results if x["task"] == task], ".1f")
+        return mean_and_error([100 * x[way] for x in results if x["task"] == task and way in x], ".1f")
 
-    rows = [[name, *(cell(task, way) for task in TASKS)] for way, name in ways.items()]
+    def seconds(way: str) -> str:
+        times = [x[f"{way}_seconds"] for x in results if f"{way}_seconds" in x]
+        return f"{statistics.median(times):.0f} s" if times else ""
+
+    rows = [
+        [name, *(cell(task, way) for task in TASKS), seconds(way)] for way, name in ways.items() if way in results[0]
+    ]
     return page(
         "Tuned first states",
         f"A model of Qwen3.5's kind, {options.hidden} wide, 4 layers, trained here on pages of {len(RULES)} rules. "
         f"{options.examples} lines of one rule tune it in {options.steps} steps, each on all of them: its first states, or "
         f"adapters of rank {options.rank}. Lines right to the last letter, of {options.tested} new ones, in percent: mean and "
         f"standard error of {len(options.seeds)} seeds. A prompt has as many lines as a page of the base model's training.",
-        markdown(["", *(f"{x} ({'no page had it' if ',' in x else 'one rule of the pages'})" for x in TASKS)], rows),
-        f"Rates with the smallest loss on 16 more lines: first states of {options.state_rates}, LoRA of {options.lora_rates}.",
+        markdown(
+            ["", *(f"{x} ({'no page had it' if ',' in x else 'one rule of the pages'})" for x in TASKS), "of tuning"],
+            rows,
+        ),
+        f"Rates with the smallest loss on 16 more lines: first states of {options.state_rates}, LoRA of {options.lora_rates}. "
+        f"Seconds: of one tuning, the median of all.",
+        *([about_s0(options, results[0]["s0_version"])] if "s0" in results[0] else []),
+    )
+
+
+def about_s0(options: Any, package: str) -> str:
+    return (
+        f"s0-tuning {package}: {options.s0_steps} steps at 0.001, a penalty on large states, a factor of 0.07; then, with "
+        f"settings as tarnn's, {options.steps} steps at the rate that was best there, no penalty, a factor of 1. It puts states "
+        "into an attribute of a layer that transformers 5.16 and later lack, so no gradient reaches them; here layers "
+        "have that attribute, and chunks of 16 positions instead of 64. tarnn writes the answers from its states."
     )
 
 
