@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tarnn.decoding.memory import available_bytes
 from tarnn.errors import UserError
 
-FEW, TOKENS = 32, 256  # of the pass that reads the weights from their files, and of the one that is looked at
+FEW, TOKENS = 128, 256  # of the pass that reads the weights from their files, and of the one that is looked at
 OF_ADAM = 12  # bytes per trained number: its gradient and two sums in float32
 # bytes of float32 logits at a time (`linear_cross_entropy`); beside them a copy in 16 bits, and their softmax
 BLOCK = 2**26
