@@ -169,6 +169,26 @@ def test_an_engine_that_never_began_cancels(served):
     assert answer(stream)[0][2] == "cancelled"
 
 
+def test_closed_while_a_step_begins(served):
+    """The step may take the command that `close` wakes the thread with: it must not wait for another."""
+    one, closing = Engine(served()), []
+    step = one.step
+
+    def late():
+        if not closing:
+            thread = threading.Thread(target=one.close, daemon=True)
+            thread.start()
+            time.sleep(0.2)  # until the command is there
+            closing.append(thread)
+        return step()
+
+    one.step = late
+    one.start()
+    until(lambda: closing)
+    closing[0].join(20)
+    assert not closing[0].is_alive()
+
+
 def test_a_closed_loop_harms_nobody(engine, served):
     one = engine()
 

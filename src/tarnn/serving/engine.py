@@ -192,7 +192,8 @@ class Engine:
             while not self._over():
                 if not self.step():
                     self.scheduler.notify_readers()
-                    self._do(*self._commands.get())
+                    if not self._over():  # or the step took what `close` wakes with
+                        self._do(*self._commands.get())
         except BaseException as error:
             self._error = f"{type(error).__name__}: {error}"
             raise
