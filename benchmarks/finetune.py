@@ -32,7 +32,6 @@ import psutil
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from families import TINY
@@ -82,7 +81,7 @@ def write_folder(folder: Path, config: Any, dtype: str) -> None:
     names = {END: 0, **{f"w{i}": i for i in range(1, min(WORDS, config.vocab_size))}}
     backend = Tokenizer(models.WordLevel(names, unk_token=END))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END).save_pretrained(folder)
+    hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END).save_pretrained(folder)
 
 
 def write_rows(path: Path, lengths: list[int], words: int) -> list[tuple[list[int], int]]:

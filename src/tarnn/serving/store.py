@@ -18,7 +18,7 @@ from tarnn.serving.storage.packed import Packed, Packer, seal
 from tarnn.serving.storage.states import Entry, States
 
 # tokens of states on disk take one part in 16 of its bound in memory; at least 16 MiB may be
-TREES, LEAST_TREES = (16, 2**24)
+TREES, LEAST_TREES = 16, 2**24
 
 
 class StateStore:
